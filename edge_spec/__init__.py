@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-# No library reports to its makers: not from this process, nor from one that it starts. onnxruntime
-# begins as it is imported, so this stands before all other imports. What the user has set stays.
+# Opt out of libraries' telemetry, also in child processes, before any other import: onnxruntime
+# starts reporting when imported. The user's settings win.
 for _name, _value in (
     ("DO_NOT_TRACK", "1"),
     ("HF_HUB_DISABLE_TELEMETRY", "1"),

@@ -1,4 +1,4 @@
-"""`python -m edge_spec`: the command line, where the script is not on the path."""
+"""Run the command line as `python -m edge_spec`, where the script is not on the path."""
 
 from __future__ import annotations
 

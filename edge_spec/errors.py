@@ -1,39 +1,35 @@
-"""Everything that edge-spec raises on purpose. Each says what is wrong and where, and carries a
-`remedy`: what the user can do about it."""
+"""Errors that edge-spec raises on purpose: each says what is wrong and where, and its `remedy`."""
 
 from __future__ import annotations
 
 import re
 
-_NOT_UTF8 = re.compile("[\ud800-\udfff]")  # Python's stand-ins for such bytes
-# Characters of a message, at its begin and end: a name within a file may be as long as the file.
+_NOT_UTF8 = re.compile("[\ud800-\udfff]")  # Python's stand-ins for bytes that are not UTF-8
+# Characters kept of a message: a name in a file may be as long as the file.
 _FIRST_SHOWN, _LAST_SHOWN = 1000, 500
 
 
 def cut(text: str) -> str:
-    """Its begin and its end, where it is longer than a person reads."""
+    """Cut the middle out of an overlong message."""
     if len(text) <= _FIRST_SHOWN + _LAST_SHOWN:
         return text
     return f"{text[:_FIRST_SHOWN]} \u2026 {text[-_LAST_SHOWN:]}"
 
 
 def readable(name: str) -> str:
-    """Replaces the bytes of a name that are not UTF-8, which no JSON and no library takes."""
+    """Replace bytes of a name that are not UTF-8: JSON and libraries reject them."""
     return _NOT_UTF8.sub("\ufffd", name)
 
 
 def _one_line(text: str) -> str:
-    """Removes what a terminal could obey."""
+    """Remove control characters, which a terminal could obey."""
     line = " ".join(text.split())
     return "".join(each if each.isprintable() else "\ufffd" for each in line)
 
 
 class EdgeSpecError(Exception):
-    """An error that a user can act on; `str()` is one line, the remedy included.
-
-    Messages quote files of strangers: the line is of a sane length, and what a terminal could obey
-    is not in it.
-    """
+    """An error that a user can act on; `str()` is one line with the remedy, bounded and free of
+    control characters, because messages quote untrusted files."""
 
     exit_status = 1
 
@@ -47,7 +43,7 @@ class EdgeSpecError(Exception):
 
     @property
     def shown(self) -> str:
-        """The message alone, fit to be shown as `str()` is."""
+        """The message without its remedy, as safe to print as `str()`."""
         return _one_line(cut(self.message))
 
 
@@ -74,7 +70,7 @@ class UnsupportedModelError(EdgeSpecError):
 
 
 class UnknownArchitectureError(UnsupportedModelError):
-    """A model of an architecture that this reader does not know; another exporter may."""
+    """An architecture that this reader does not know; another exporter may."""
 
 
 class ExportError(EdgeSpecError):
@@ -106,11 +102,11 @@ class HungError(SessionError):
 
 
 class SnapshotError(EdgeSpecError):
-    """A conversation's file is damaged, or of another model."""
+    """A conversation's file is damaged, or belongs to another model."""
 
 
 class StorageError(EdgeSpecError, OSError):
-    """A file cannot be written. errno: the system's number of what went wrong, where it has one."""
+    """A file cannot be written. errno: the system's error number, if there is one."""
 
     def __init__(self, message: str, *, remedy: str, errno: int | None) -> None:
         super().__init__(message, remedy=remedy)

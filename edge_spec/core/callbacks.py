@@ -1,5 +1,5 @@
-"""Functions that libraries call back. What a signal's handler raises within one is lost, so
-handlers that raise ask first (`comes_later`)."""
+"""Callbacks from libraries. An exception from a signal handler is lost within one, so handlers that
+raise check `comes_later` first."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _codes: set[CodeType] = set()
 
 
 def library_callback(function: _Function) -> _Function:
-    """Marks such a function, as a decorator."""
+    """Mark a function as a callback of a library."""
     _codes.add(function.__code__)
     return function
 
 
 def comes_later(number: int, frame: FrameType | None) -> bool:
-    """Says whether a handler must not raise now; it is then called once more soon."""
+    """Return whether a handler must not raise now; it is then called again soon."""
     while frame is not None and frame.f_code not in _codes:
         frame = frame.f_back
     if frame is None:

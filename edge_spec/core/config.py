@@ -1,5 +1,5 @@
-"""The description of a decoder, which exporters read from a model's files: all that tells a family
-of models from another. Nobody who computes or writes a model asks for its family's name."""
+"""The description of a decoder, which exporters read from a model's files. It covers all
+differences between families of models, so no other code checks a family's name."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from edge_spec.core.model_parts import (
 )
 from edge_spec.core.rope import Rope, RopeScaling
 
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")  # of the gate of an MLP, or of its only half
-# Of a sublayer's norms: of its input, of its input and what it adds, of what it adds alone, of the
-# stream itself, which goes on as the sublayer reads it.
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")  # of an MLP's gate, or of an MLP without a gate
+# Where a sublayer norms: its input, both input and output, its output, or the residual stream
+# itself, which continues normed.
 NORM_PLACES = ("before", "around", "after", "stream")
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Dimensions of one model; counts are of elements, lengths of tokens."""
+    """Dimensions and features of one model. Counts are in elements, lengths in tokens."""
 
-    architecture: str  # as its files name it
+    architecture: str
     num_layers: int
     hidden_size: int
     intermediate_size: int
@@ -45,46 +45,46 @@ class ModelConfig:
     tied_embeddings: bool = False
     qk_norm: bool = False
     qkv_bias: bool = False
-    output_bias: bool = False  # a bias on the attention's output projection
-    num_experts: int = 0  # of each layer; 0: one dense MLP
+    output_bias: bool = False  # of the attention output
+    num_experts: int = 0  # in each layer; 0: one dense MLP
     experts_used: int = 0  # by each token
-    _: KW_ONLY  # `to_dict` leaves out what a model has not
-    layer_kinds: tuple[LayerKind, ...] = ()  # (): all layers see everything, by `rope_theta`
-    kind_of_layer: tuple[int, ...] = ()  # of each layer, by index; (): all have the first
-    rotary_dim: int | None = None  # elements of a head that are rotated; None: all
+    _: KW_ONLY  # `to_dict` leaves out the following at their defaults
+    layer_kinds: tuple[LayerKind, ...] = ()  # (): full attention with `rope_theta` in all layers
+    kind_of_layer: tuple[int, ...] = ()  # by index of the layer; (): all have the first kind
+    rotary_dim: int | None = None  # rotated elements of a head; None: all
     norm_places: str = "before"  # one of NORM_PLACES
-    qk_norm_whole: bool = False  # over all heads at once
+    qk_norm_whole: bool = False  # over all heads together
     qk_norm_after_rope: bool = False
     activation: str = "silu"  # one of ACTIVATIONS
-    embedding_scale: float = 1.0  # what embeddings are multiplied with,
-    residual_scale: float = 1.0  # what each sublayer adds,
-    logit_scale: float = 1.0  # and the scores
-    attention_scale: float | None = None  # of queries times keys; None: head_dim ** -0.5
+    embedding_scale: float = 1.0  # factor of embeddings,
+    residual_scale: float = 1.0  # of each sublayer's output,
+    logit_scale: float = 1.0  # and of logits
+    attention_scale: float | None = None  # factor of query-key products; None: head_dim ** -0.5
     attention_softcap: float | None = None  # c in c * tanh(scores / c)
     logit_softcap: float | None = None
-    experts: Experts | None = None  # of `num_experts`; None: what they are like is not known
-    attention_sinks: bool = False  # each head has a score that no position has (Xiao et al. 2023)
-    gated_mlp: bool = True  # gate and up are multiplied; else there is only up, which is activated
+    experts: Experts | None = None  # details of `num_experts`; None: unknown
+    attention_sinks: bool = False  # one extra attention logit a head (Xiao et al. 2023)
+    gated_mlp: bool = True  # the activated gate times up; else up is activated
     relative_positions: RelativePositions | None = None
-    encoder: Encoder | None = None  # of an encoder-decoder; all else is of the decoder
-    layer_norm: bool = False  # norms take the mean away and have biases (Ba et al. 2016)
+    encoder: Encoder | None = None  # of an encoder-decoder; all other fields describe the decoder
+    layer_norm: bool = False  # norms subtract the mean and have biases (Ba et al. 2016)
     mlp_bias: bool = False
-    logit_bias: bool = False  # is added to the scores
-    position_table: bool = False  # of an encoder-decoder: a row a position, added to embeddings
-    embedding_norm: bool = True  # of a stream that is normed itself: before its first sublayer
+    logit_bias: bool = False
+    position_table: bool = False  # of an encoder-decoder: learned absolute positions
+    embedding_norm: bool = True  # with norm_places "stream": norm before the first sublayer
     value_norm: bool = False  # values are normed, without a weight
-    layer_scale: bool = False  # each layer multiplies the stream that it leaves with a number
-    # Of each layer, whose keys and values it attends to; (): each to its own.
+    layer_scale: bool = False  # each layer multiplies its output stream by a learned number
+    # By layer, the one whose keys and values it attends to; (): its own.
     kv_sources: tuple[int, ...] = ()
-    # Of each layer's MLP; (): all as intermediate_size, which with experts is the width of one.
+    # By layer, the MLP's width; (): intermediate_size, or with experts dense_size, as
+    # intermediate_size is then one expert's.
     intermediate_sizes: tuple[int, ...] = ()
     layer_embeddings: LayerEmbeddings | None = None
-    input_norm: bool = False  # embeddings, with their positions, are normed before the first layer
+    input_norm: bool = False  # embeddings, with positions, are normed before the first layer
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ModelConfig:
-        """The inverse of `to_dict`. Raises TypeError for missing or unknown keys, and that or
-        AttributeError for values of other types."""
+        """Invert `to_dict`. Raises TypeError or AttributeError for wrong keys or types."""
         found: ModelConfig = _from_plain(cls, values)
         return found
 
@@ -93,7 +93,7 @@ class ModelConfig:
         return values
 
     def features(self) -> dict[str, Any]:
-        """Return the fields from `layer_kinds` on that say something, by name."""
+        """Return the keyword-only fields that differ from their defaults."""
         return {
             each.name: value
             for each in fields(self)
@@ -102,18 +102,17 @@ class ModelConfig:
 
     @property
     def attending(self) -> tuple[int, ...]:
-        """Return the layers that attend."""
         return tuple(n for n in range(self.num_layers) if self.kind(n).convolution is None)
 
     @property
     def caching(self) -> tuple[int, ...]:
-        """Return the layers that cache keys and values: those that attend to their own."""
+        """Return the layers that attend to keys and values of their own."""
         return tuple(n for n in self.attending if self.kv_source(n) == n)
 
     @property
     def cache_blocks(self) -> dict[str, tuple[int, ...]]:
-        """Return the layers that cache keys and values of one shape, by their names in a session's
-        state."""
+        """Return the caching layers by the shape of their keys and values, under the names in a
+        session's state."""
         blocks: dict[tuple[int, ...], list[int]] = {}
         for layer in self.caching:
             blocks.setdefault(self.heads(layer)[1:], []).append(layer)
@@ -122,27 +121,27 @@ class ModelConfig:
 
     @property
     def convolving(self) -> tuple[int, ...]:
-        """Return the layers with a convolution: they cache what it takes in, [hidden] a token."""
+        """Return the layers with a convolution, which cache its input, [hidden] a token."""
         return tuple(n for n in range(self.num_layers) if self.kind(n).convolution is not None)
 
     @property
     def num_preceding(self) -> int:
-        """Return how many rows before a row its convolutions take in, at most."""
+        """Return the most preceding rows that a convolution reads."""
         return max((kind.convolution or 1 for kind in self.kinds), default=1) - 1
 
     @property
     def cached_elements(self) -> int:
-        """Count the elements that the layers keep of a token."""
+        """Count the elements cached for a token."""
         return 2 * self.cached_keys + len(self.convolving) * self.hidden_size
 
     @property
     def cached_keys(self) -> int:
-        """Count the elements of the keys of a token, in all layers."""
+        """Count the elements of a token's keys in all layers."""
         return sum(self.heads(layer).kv_size for layer in self.caching)
 
     @property
     def unlike_layers(self) -> str | None:
-        """Return in words how layers differ, beside windows and rotations; None: they do not."""
+        """Describe how layers differ, apart from windows and rotations; None: they do not."""
         if self.kv_sources:
             return "layers with the keys and values of others"
         if self.layer_embeddings is not None:
@@ -159,7 +158,7 @@ class ModelConfig:
 
     @property
     def num_parameters(self) -> int:
-        """Count the parameters of its matrices, all experts included; norms and biases are few."""
+        """Count the parameters of matrices, experts included; norms and biases are few."""
         hidden, matrices = self.hidden_size, 3 if self.gated_mlp else 2
         inner = matrices * hidden
         layers = len(self.convolving) * 4 * hidden * hidden
@@ -177,37 +176,34 @@ class ModelConfig:
         return layers + embeddings
 
     def _attention_rows(self, layer: int) -> int:
-        """Count the rows of the matrices of a layer's attention, and the columns of the last."""
+        """Count the rows of a layer's q, k and v matrices and the columns of its output matrix."""
         sizes, kind = self.heads(layer), self.kind(layer)
         own = 0 if self.kv_source(layer) != layer else 1 if kind.keys_as_values else 2
         return 2 * sizes.query_size + own * sizes.kv_size
 
     @property
     def kinds(self) -> tuple[LayerKind, ...]:
-        """Return the kinds that layers are of: one at least."""
         return self.layer_kinds or (LayerKind(Rope(self.rope_theta, self.rope_scaling)),)
 
     def mixes(self, layer: int) -> bool:
-        """Return whether a layer has experts."""
         return self.experts is not None and layer >= self.experts.dense_layers
 
     def has_mlp(self, layer: int) -> bool:
-        """Return whether a layer has one MLP, alone or beside its experts."""
+        """Return whether a layer has a dense MLP, with or without experts."""
         return not self.mixes(layer) or (self.experts is not None and self.experts.beside_mlp)
 
     def mlp_size(self, layer: int) -> int:
-        """Return the width of the one MLP of a layer that has it."""
         if self.intermediate_sizes:
             return self.intermediate_sizes[layer]
         return self.intermediate_size if self.experts is None else self.experts.dense_size
 
     def inner_total(self, layer: int) -> int:
-        """Return the widths of a layer's MLP and of all of its experts together."""
+        """Return the widths of a layer's MLP and all its experts, summed."""
         experts = self.num_experts * self.intermediate_size if self.mixes(layer) else 0
         return experts + (self.mlp_size(layer) if self.has_mlp(layer) else 0)
 
     def inner_largest(self, layer: int) -> int:
-        """Return the width of the widest of these."""
+        """Return the wider of a layer's MLP and one expert."""
         expert = self.intermediate_size if self.mixes(layer) else 0
         return max(expert, self.mlp_size(layer) if self.has_mlp(layer) else 0)
 
@@ -215,7 +211,6 @@ class ModelConfig:
         return self.kinds[self.kind_of_layer[layer] if self.kind_of_layer else 0]
 
     def heads(self, layer: int) -> HeadSizes:
-        """Return the sizes of a layer's heads."""
         return self.heads_of(self.kind(layer))
 
     def heads_of(self, kind: LayerKind) -> HeadSizes:
@@ -227,11 +222,10 @@ class ModelConfig:
         )
 
     def kv_source(self, layer: int) -> int:
-        """Return the layer whose keys and values a layer attends to."""
         return self.kv_sources[layer] if self.kv_sources else layer
 
     def rotation(self, kind: LayerKind) -> Rotation | None:
-        """Return how the heads of such layers are rotated; None: they are not."""
+        """Return how heads are rotated; None: not at all."""
         if kind.rope is None:
             return None
         head_dim = self.heads_of(kind).head_dim
@@ -239,29 +233,27 @@ class ModelConfig:
 
     @property
     def rotations(self) -> tuple[Rotation, ...]:
-        """Return the different ones of its layers, in the order of their kinds."""
+        """Return the distinct rotations, in the order of `kinds`."""
         found = map(self.rotation, self.kinds)
         return tuple(dict.fromkeys(each for each in found if each is not None))
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """Return the different ones of its layers, in the order of their kinds."""
         return tuple(dict.fromkeys(kind.window for kind in self.kinds if kind.window is not None))
 
     @property
     def rotated(self) -> int:
-        """Return how many elements of a head are rotated."""
         return self.head_dim if self.rotary_dim is None else self.rotary_dim
 
     def qk_norm_sizes(self, layer: int) -> tuple[int, int]:
-        """Return how many elements the norms of a layer's queries and keys take."""
+        """Return the widths of a layer's query norm and key norm."""
         heads = self.heads(layer)
         whole = (heads.query_size, heads.kv_size)
         return whole if self.qk_norm_whole else (heads.head_dim, heads.head_dim)
 
 
 def _to_plain(value: Any) -> Any:
-    """Return what JSON can hold of a description, with keyword-only fields that say something."""
+    """Convert to JSON's types, without keyword-only defaults."""
     if is_dataclass(value):
         return {
             each.name: _to_plain(getattr(value, each.name))
@@ -272,7 +264,6 @@ def _to_plain(value: Any) -> Any:
 
 
 def _from_plain(kind: Any, value: Any) -> Any:
-    """Return a description of this type, or what it consists of."""
     make: Any = kind
     if is_dataclass(kind):
         hints = _hints(make)
@@ -293,7 +284,7 @@ _MOST_LAYERS = 10_000
 
 
 def config_problem(config: ModelConfig) -> str | None:
-    """Return why no model can have the features of this description."""
+    """Return why no model can match this description; None: one can."""
     scales = [config.embedding_scale, config.residual_scale, config.logit_scale, *_optional(config)]
     if not all(0 < scale <= _LARGEST_SCALE for scale in scales):
         return "it scales or caps by what is no positive number"
@@ -335,7 +326,6 @@ def _experts_problem(config: ModelConfig) -> str | None:
 
 
 def _layers_problem(config: ModelConfig) -> str | None:
-    """Return why no model has such layers beside each other."""
     sources, sizes = config.kv_sources, config.intermediate_sizes
     if sources and (
         len(sources) != config.num_layers
@@ -353,7 +343,7 @@ def _layers_problem(config: ModelConfig) -> str | None:
 
 
 def _may_attend(config: ModelConfig, layer: int) -> bool:
-    """Return whether a layer's source is itself or an earlier one of its kind with its own keys."""
+    """Return whether a layer's source is itself, or an earlier layer of its kind that has keys."""
     source = config.kv_sources[layer]
     return (
         0 <= source <= layer

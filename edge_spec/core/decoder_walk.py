@@ -1,8 +1,5 @@
-"""One walk over a model's layers, for whoever computes or writes them.
-
-A backend says what the operations are: numpy's arrays in the reference runtime, nodes of a graph in
-exporters, whose values have names. Attention, convolutions and experts are a backend's own.
-"""
+"""The walk over a model's layers that all backends share. A backend supplies the operations, on
+numpy arrays in the reference runtime, on named graph nodes in exporters."""
 
 from __future__ import annotations
 
@@ -13,58 +10,58 @@ from edge_spec.core.config import ModelConfig
 
 Value = TypeVar("Value")
 
-EMBEDDED = "embedded"  # the residual stream before the first sublayer
+EMBEDDED = "embedded"  # residual stream before the first sublayer
 _OWN = "layer_inputs."
 
 
 class DecoderWalk(Generic[Value]):
-    """One pass. Names are those of tensors and their prefixes; `output` is what a backend with
-    names calls the result.
+    """One forward pass. Arguments are names or prefixes of tensors; `output` names the result where
+    values have names.
 
-    The residual stream [rows, hidden] goes from sublayer to sublayer as two values that add up to
-    it, what the last sublayer adds (None: nothing) and the rest, since some backends add and
-    normalize in one operation. Backends of plain models lack what only others need.
+    The residual stream [rows, hidden] is two addends, the last sublayer's update (None: zero) and
+    the rest, because some backends fuse addition and norm. A backend needs only the operations that
+    its models use.
     """
 
     config: ModelConfig
-    # Rows of a table, of the tokens or of their positions: (table, output).
+    # (table, output): rows of a table, by token or by position.
     look_up: Callable[[str, str], Value]
-    # (x, prefix, parts, has_bias=False): x times transposed matrices side by side.
+    # (x, prefix, parts, has_bias=False): x times the transposed matrices, concatenated.
     linear: Callable[..., Value]
     norm: Callable[..., Value]  # (x, name, output="")
-    # (update, residual, name): the norm of the stream, and the stream.
+    # (update, residual, name): the normed stream, and the stream.
     add_and_norm: Callable[[Value | None, Value, str], tuple[Value, Value]]
     plus: Callable[[Value, Value, str], Value]
     product: Callable[[Value, Value, str], Value]
-    times: Callable[[Value, float, str], Value]  # a scale of 1: x itself
+    times: Callable[[Value, float, str], Value]  # by a constant; with 1, x itself
     vector: Callable[[str], Value]
-    softcap: Callable[[Value, float, str], Value]  # between -cap and cap (Gemma Team 2024, Gemma 2)
-    activation: Callable[[Value, str], Value]  # (x, prefix): the model's
-    # (x, layer): what attention's last matrix makes of the normed stream, or that of a convolution
-    # (Liquid AI 2025, LFM2), or of attention to what an encoder has read.
+    softcap: Callable[[Value, float, str], Value]  # bounded by +-cap (Gemma Team 2024, Gemma 2)
+    activation: Callable[[Value, str], Value]  # (x, prefix)
+    # (x, layer): output of attention, convolution (Liquid AI 2025, LFM2) or cross-attention for the
+    # normed stream x, last matrix included.
     attend: Callable[[Value, int], Value]
     convolve: Callable[[Value, int], Value]
     attend_to_source: Callable[[Value, int], Value]
-    split_heads: Callable[[Value, int, str], Value]  # (x, layer, part): each head by itself
+    split_heads: Callable[[Value, int, str], Value]  # (x, layer, part): separates the heads
     rotate: Callable[[Value, int, str], Value]
     norm_values: Callable[[Value], Value]  # without a weight
-    attend_all: Callable[[Value, str], Value]  # (x, prefix): in an encoder, each row to all rows
-    # (x, routed, prefix): what experts add; routed: what the router reads.
+    attend_all: Callable[[Value, str], Value]  # (x, prefix): an encoder's self-attention, unmasked
+    # (x, routed, prefix); routed: input of the router.
     mix_experts: Callable[[Value, Value, str], Value]
-    head: Callable[[Value, str], Value]  # products with the output matrix
-    # (x, name, output): the norms of what each layer has for itself, [rows, layers * size].
+    head: Callable[[Value, str], Value]  # product with the output matrix
+    # (x, name, output): norm of each layer's own inputs, [rows, layers * size].
     norm_inputs: Callable[[Value, str, str], Value]
     split_inputs: Callable[[Value, Sequence[str]], Sequence[Value]]
-    # (update, residual, prefix): multiplies the stream that a layer leaves with its own number.
+    # (update, residual, prefix): multiplies the stream by the layer's own number.
     scale_layer: Callable[[Value, Value, str], tuple[Value | None, Value]]
 
     @property
     def head_name(self) -> str:
-        """The output matrix, which may be that of the embeddings."""
+        """Tensor of the output matrix, which may be the embeddings'."""
         return "model.embed_tokens.weight" if self.config.tied_embeddings else "lm_head.weight"
 
     def embed(self, half: str = "model") -> Value:
-        """The stream before the first layer. half: "model" or "encoder"."""
+        """Return the stream before the first layer. half: "model" or "encoder"."""
         config = self.config
         placed = EMBEDDED + ".placed" if config.input_norm else EMBEDDED
         scaled = EMBEDDED + ".tokens" if config.position_table else placed
@@ -79,8 +76,8 @@ class DecoderWalk(Generic[Value]):
         )
 
     def layer_inputs(self, embedded: Value) -> Sequence[Value]:
-        """What each layer has for itself of the tokens, [rows, size] each: a part of a row of one
-        table of all layers, and of what one matrix makes of the token's own embedding."""
+        """Return each layer's own embeddings, [rows, size] each: slices of a row of one table, plus
+        slices of a projection of the token's embedding."""
         own = self.config.layer_embeddings
         if own is None:
             return ()
@@ -95,7 +92,7 @@ class DecoderWalk(Generic[Value]):
     def pass_layer(
         self, layer: int, update: Value | None, residual: Value, inputs: Sequence[Value] = ()
     ) -> tuple[Value | None, Value]:
-        """inputs: as `layer_inputs` returns them."""
+        """inputs: from `layer_inputs`."""
         prefix = f"model.layers.{layer}."
         normed, residual = self.read(update, residual, prefix + "input_layernorm")
         added = self.mix_rows(normed, layer)
@@ -125,7 +122,7 @@ class DecoderWalk(Generic[Value]):
         return self.update(self.mlp(normed, prefix + "mlp."), prefix + "mlp."), residual
 
     def read(self, update: Value | None, residual: Value, norm: str) -> tuple[Value, Value]:
-        """What a sublayer reads, and the stream as it goes on."""
+        """Return a sublayer's input, and the stream that continues."""
         config, is_first = self.config, norm.endswith(".layers.0.input_layernorm")
         if config.norm_places == "after" or (is_first and not config.embedding_norm):
             stream = residual if update is None else self.plus(update, residual, norm + ".sum")
@@ -134,15 +131,14 @@ class DecoderWalk(Generic[Value]):
         return normed, normed if config.norm_places == "stream" else stream
 
     def mix_rows(self, x: Value, layer: int) -> Value:
-        """What a layer's attention, or its convolution, adds. x: normed."""
+        """Return the update by attention or convolution. x: normed."""
         prefix = f"model.layers.{layer}."
         if self.config.kind(layer).convolution is None:
             return self.update(self.attend(x, layer), prefix + "self_attn.")
         return self.update(self.convolve(x, layer), prefix + "conv.")
 
     def heads(self, x: Value, layer: int, part: str) -> Value:
-        """Queries, keys or values, as `part` says: "q", "k" or "v". Queries and keys are rotated,
-        and all are normed where the model does that."""
+        """Return all heads of part "q", "k" or "v", normed and (q, k) rotated as the model does."""
         config, prefix = self.config, f"model.layers.{layer}.self_attn."
         is_key = part == "v" and config.kind(layer).keys_as_values
         projected = self.linear(x, prefix, [f"{'k' if is_key else part}_proj"], config.qkv_bias)
@@ -161,7 +157,7 @@ class DecoderWalk(Generic[Value]):
         return self.norm(x, name)
 
     def feed_forward(self, x: Value, stream: Value, layer: int) -> Value:
-        """What a layer's MLP adds, or its experts. x: the stream, normed."""
+        """Return the update by MLP, experts or both. x: the stream, normed."""
         experts, prefix = self.config.experts, f"model.layers.{layer}.mlp."
         if experts is None or not self.config.mixes(layer):
             return self.update(self.mlp(x, prefix), prefix)
@@ -181,18 +177,18 @@ class DecoderWalk(Generic[Value]):
         return self.linear(activated, prefix, ["down_proj"], self.config.mlp_bias)
 
     def gate(self, x: Value, prefix: str) -> Value:
-        """What a gated MLP's last matrix reads (GLU variants: Shazeer 2020)."""
+        """Return the input of a gated MLP's last matrix (GLU variants: Shazeer 2020)."""
         gate = self.activation(self.linear(x, prefix, ["gate_proj"]), prefix)
         return self.product(gate, self.linear(x, prefix, ["up_proj"]), prefix + "product")
 
     def update(self, added: Value, prefix: str) -> Value:
-        """What a sublayer adds to the stream, of what its last matrix makes."""
+        """Norm and scale the output of a sublayer's last matrix."""
         if self.config.norm_places in ("around", "after"):
             added = self.norm(added, prefix + "post_norm")
         return self.times(added, self.config.residual_scale, prefix + "update")
 
     def score(self, hidden: Value) -> Value:
-        """The logits of rows after the final norm."""
+        """Return logits for rows after the final norm."""
         config = self.config
         scaled = "logits" if config.logit_softcap is None else "logits.scaled"
         products = scaled if config.logit_scale == 1.0 else "logits.products"

@@ -18,7 +18,7 @@ class Endpoint:
 
     @classmethod
     def parse(cls, text: str) -> Endpoint:
-        """Raises UsageError for anything but host:port."""
+        """Parse "host:port". Raises UsageError for anything else."""
         found = _FORM.fullmatch(text)
         if found is None or not 1 <= int(found["port"]) <= _LARGEST_PORT:
             raise UsageError(

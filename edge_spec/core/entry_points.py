@@ -1,6 +1,6 @@
-"""Finds runtimes, exporters, drafters and apps by entry point.
+"""Entry points of runtimes, exporters, drafters and apps.
 
-A package adds one by declaring it, without touching this repository:
+A package adds a plugin by declaring it, without touching this repository:
 
     [project.entry-points."edge_spec.drafters"]
     mine = "my_package:make_drafter"
@@ -20,18 +20,18 @@ _EXTRAS = ("llamacpp", "coreai", "coreml", "openvino", "serve", "desktop")
 
 
 def names(kind: str) -> list[str]:
-    """Return the names of the installed "runtimes", "exporters", "drafters" or "apps"."""
+    """Return the names of the installed plugins of this kind."""
     return sorted(set(entry_points(group=f"edge_spec.{kind}").names))
 
 
 def installed(kind: str) -> dict[str, EntryPoint]:
-    """Return the entry points by name, not yet loaded: the first of each name."""
-    found = list(entry_points(group=f"edge_spec.{kind}"))  # it is no sequence from Python 3.12 on
+    """Return the entry points by name, not loaded; the first wins."""
+    found = list(entry_points(group=f"edge_spec.{kind}"))  # no sequence from Python 3.12 on
     return {point.name: point for point in reversed(found)}
 
 
 def extra_of(plugin: str) -> str:
-    """Return the extra of this package that brings a plugin's library."""
+    """Return our extra that installs a plugin's library."""
     return plugin if plugin in _EXTRAS else "cpu"
 
 
@@ -41,7 +41,7 @@ def load_app(name: str) -> Callable[..., None]:
 
 
 def load_plugin(kind: str, name: str) -> Any:
-    """Raises UsageError if there is none of that name, and as `load` does."""
+    """Load a plugin. Raises UsageError if none has this name, else as `load` does."""
     found = entry_points(group=f"edge_spec.{kind}", name=name)
     if not found:
         raise UsageError(
@@ -52,7 +52,7 @@ def load_plugin(kind: str, name: str) -> Any:
 
 
 def load(kind: str, point: EntryPoint) -> Any:
-    """Raises MissingDependencyError if a library of it is missing."""
+    """Raises MissingDependencyError if a library is missing."""
     name = point.name
     try:
         return point.load()
@@ -65,8 +65,7 @@ def load(kind: str, point: EntryPoint) -> Any:
 
 @contextmanager
 def quiet_import() -> Iterator[None]:
-    """Silences what a library logs below an error: coremltools warns of parts that only macOS
-    has."""
+    """Silence logs below errors: coremltools warns of parts that only macOS has."""
     before = logging.root.manager.disable
     logging.disable(max(before, logging.WARNING))
     try:

@@ -1,4 +1,4 @@
-"""Describes what an exporter is: it writes one format of a model."""
+"""What an exporter is: it writes one format of a model."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from edge_spec.errors import UsageError
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """Says what to write. `quantization` names are the format's own; None is its default. From
-    `compute` on, an exporter refuses what it does not know (`require_only`)."""
+    """What to write. `quantization` is one of the format's names; None is its default. Exporters
+    refuse unsupported options from `compute` on (`require_only`)."""
 
     quantization: str | None = None
     num_layers: int | None = None  # only the first ones, for a draft; None: all
-    check: bool = True  # compare the result with the reference and refuse it beyond its bound
-    compute: str | None = None  # the unit that the graph is laid out for, such as "gpu"
+    check: bool = True  # compare with the reference; refuse a difference beyond the bound
+    compute: str | None = None  # unit that the graph is laid out for, such as "gpu"
     context_length: int | None = None  # tokens, where the format fixes it
-    hidden_states: bool = False  # whether the graph returns them beside its scores
+    hidden_states: bool = False
 
     def require_only(self, format: str, *known: str) -> None:
-        """Raises UsageError if one of the last three options is set and not `known`."""
+        """Raise UsageError for an option from `compute` on that is set and not `known`."""
         for name in ("compute", "context_length", "hidden_states"):
             if name not in known and getattr(self, name):
                 raise UsageError(
@@ -38,16 +38,16 @@ class ExportOptions:
 
 @dataclass(frozen=True)
 class ExportReport:
-    """Says what was written and how far it is from its source, on the packaged text."""
+    """What was written, and its distance from the source on the packaged text."""
 
     path: Path
     num_bytes: int
     parity: dict[str, float] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()  # what was left out, and why; a line each
+    notes: tuple[str, ...] = ()  # what was left out and why, a line each
 
 
 class Exporter(Protocol):
-    """The entry point `edge_spec.exporters`: writes one format."""
+    """Writes one format; found by the entry point group `edge_spec.exporters`."""
 
     format: str
 
@@ -58,42 +58,42 @@ class Exporter(Protocol):
 
 @runtime_checkable
 class ReadingExporter(Protocol):
-    """An exporter with a reader of its own, for models that `open_checkpoint` refuses."""
+    """An exporter with a reader for models that `open_checkpoint` refuses."""
 
     def open_source(self, path: Path) -> Any:
-        """Return what `export` takes. Raises ModelFileError, UnsupportedModelError."""
+        """Return the input of `export`. Raises ModelFileError, UnsupportedModelError."""
 
 
 @runtime_checkable
 class ScreeningExporter(Protocol):
-    """An exporter that tells from a model's description whether it can write it."""
+    """An exporter that judges from a description whether it can write a model."""
 
     format: str
 
     def require_exportable(self, checkpoint: Any) -> None:
-        """Raises UnsupportedModelError. checkpoint: what `export` takes, with unread weights."""
+        """Raise UnsupportedModelError. checkpoint: the input of `export`, weights unread."""
 
 
-# The name of a matrix in Hugging Face's layout, and [rows, in] float32 that it is multiplied with.
+# Receives a matrix's Hugging Face name and its input, [rows, in] float32.
 Observe = Callable[[str, np.ndarray], None]
 
 
 class LayerStream(Protocol):
-    """Sequences on their way through a model, of which no more than a matrix is in memory."""
+    """Sequences on their way through a model, with at most one matrix in memory."""
 
     num_done: int  # layers
 
     def advance(self) -> None:
-        """Passes the next layer."""
+        """Pass the next layer."""
 
     def logits(self, rows: np.ndarray) -> np.ndarray:
-        """Return [len(rows), vocab] float32 after the last layer; rows: which of all sequences'
-        tokens, counted through."""
+        """Return [len(rows), vocab] float32 after the last layer. rows: indices into the
+        concatenated sequences."""
 
 
 @runtime_checkable
 class StreamsLayers(Protocol):
-    """A runtime that can pass sequences through a model a layer at a time."""
+    """A runtime that can pass sequences through a model by layers."""
 
     def open_layers(
         self,
@@ -101,6 +101,5 @@ class StreamsLayers(Protocol):
         sequences: Sequence[Sequence[int]],
         observe: Observe | None = None,
     ) -> LayerStream:
-        """Embeds the sequences, each of which sees only itself. `observe` hears what a matrix is
-        multiplied with before it is read. Raises ContextFullError for a sequence that is too long.
-        """
+        """Embed the sequences, which do not see each other. `observe` receives each matrix's input
+        before the matrix is read. Raises ContextFullError."""

@@ -1,4 +1,4 @@
-"""Trained heads: small networks that draft from what a target has computed."""
+"""Trained heads: small networks that draft from what the target computed."""
 
 from __future__ import annotations
 
@@ -13,56 +13,55 @@ import numpy as np
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model_parts import LayerKind
 
-# Likeliest tokens of a row that are weighed by the token before. To weigh all of them, a matrix as
-# long as the vocabulary would be read for each draft token.
+# Likeliest tokens of a row that transitions rescore. Rescoring all would read a matrix as long as
+# the vocabulary for each draft token.
 SHORTLIST = 512
 
 
 class FollowsBy(Enum):
-    """Says what of a draft token decides which tokens are likelier after it (DSpark)."""
+    """What decides which tokens are likelier after a draft token (DSpark)."""
 
-    TOKEN = "vanilla"  # the token
-    GATED = "gated"  # the token, of which the state of the row that is scored lets a part through
-    RECURRENT = "rnn"  # all draft tokens so far, and the state of the row that is scored
+    TOKEN = "vanilla"
+    GATED = "gated"  # the token, gated by the state of the scored row
+    RECURRENT = "rnn"  # all draft tokens so far, and the state of the scored row
 
 
 @dataclass(frozen=True, eq=False)
 class Transitions:
-    """What is likelier after which token (DSpark's Markov head): the product of two rows is added
-    to a logit, one of the token before, or what `joined` makes of it, and one of the token that is
-    scored. joined: weight [out, in] and bias [out]."""
+    """DSpark's Markov head: adds to a logit the product of two rows, the previous token's (maybe
+    transformed by `joined`) and the scored token's. joined: weight [out, in] and bias [out]."""
 
     kind: FollowsBy
     rank: int
     after: Callable[[np.ndarray], np.ndarray]  # [tokens] int of the target -> [tokens, rank]
-    scored: Callable[[np.ndarray], np.ndarray]  # [tokens] int that are scored -> [tokens, rank]
+    scored: Callable[[np.ndarray], np.ndarray]  # [tokens] int, as scored -> [tokens, rank]
     joined: tuple[np.ndarray, np.ndarray] | None = None
 
     def scoring(self, token_ids: np.ndarray) -> Transitions:
-        """Return those of a head of all tokens that scores these alone: [tokens] int64."""
+        """Restrict scoring to these tokens: [tokens] int64."""
         rows = self.scored
         return replace(self, scored=lambda places: rows(token_ids[places]))
 
 
 @dataclass(frozen=True, eq=False)
 class Confidence:
-    """Gives a draft token's chance to be accepted: the logistic function of a sum of products."""
+    """Estimates acceptance by logistic regression."""
 
-    weight: np.ndarray  # [hidden_size (+ rank)], of a state and of the row of the token before
+    weight: np.ndarray  # [hidden_size (+ rank)]: state and previous token's row
     bias: float
 
 
 class AssistantLayer(NamedTuple):
-    """Says how a layer of an assistant attends."""
+    """How an assistant's layer attends."""
 
     kind: LayerKind
-    source: int  # the target's layer whose keys and values it reads
+    source: int  # target layer whose keys and values it reads
     head_dim: int
 
 
 class Centroids(NamedTuple):
-    """Say which tokens are scored: those of the clusters whose centroids score highest. ordering:
-    [clusters, tokens of each] int64, the tokens of the target."""
+    """Scores only tokens of the clusters whose centroids score highest. ordering: [clusters, tokens
+    of each] int64, the target's tokens."""
 
     weight: np.ndarray  # [clusters, hidden_size] float32
     ordering: np.ndarray
@@ -71,32 +70,31 @@ class Centroids(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class AssistantHead:
-    """A small model without keys and values of its own: its layers read those that the target has
-    of the text (Google 2026, the assistants of Gemma 4). Every draft token is made at the position
-    of the pending token, of the token before it and of the state that came with that.
+    """A small model that attends to the target's keys and values instead of its own (Google 2026,
+    the assistants of Gemma 4). It makes each draft token at the pending token's position, from the
+    previous token and the state made with that token.
 
-    tensors: float32, which may be read again whenever they are asked for; matrices [out, in]:
-
+    tensors: float32, reread at each access if the mapping does so; matrices [out, in]:
         pre.weight             joins the target's embedding of a token and a state of its width
         post.weight            makes the next such state
-        norm                   of the last layer
+        norm                   after the last layer
         layers.L.(q|o|gate|up|down).weight
         layers.L.(input_norm|q_norm|attended_norm|mlp_norm|added_norm)
-        layers.L.scale         of what the layer gives on
+        layers.L.scale         factor of the layer's output
     """
 
-    drafted_by: ClassVar = "assistant"  # the drafter's name
+    drafted_by: ClassVar = "assistant"
 
     path: Path
     config: ModelConfig  # of its layers; vocab_size and context_length are the target's
     target_size: int  # the target's hidden_size
-    embedding_scale: float  # of the target's embedding
+    embedding_scale: float  # factor of the target's embedding
     layers: tuple[AssistantLayer, ...]
     tensors: Mapping[str, np.ndarray]
-    # Rows of its output matrix [vocab, hidden_size] float32.
+    # Reads rows of its output matrix, [rows, hidden_size] float32.
     output_rows: Callable[[np.ndarray], np.ndarray] | None = None
     centroids: Centroids | None = None
-    token_ids: np.ndarray | None = None  # [scored tokens] int64 of the target; None: all of them
+    token_ids: np.ndarray | None = None  # [scored tokens] int64 of the target; None: all
 
     def __str__(self) -> str:
         sources = ", ".join(map(str, dict.fromkeys(layer.source for layer in self.layers)))
@@ -105,45 +103,43 @@ class AssistantHead:
 
     @property
     def num_scored(self) -> int:
-        """Count the tokens of a row that are scored."""
         if self.centroids is not None:
             return self.centroids.num_active * int(self.centroids.ordering.shape[1])
         return self.config.vocab_size if self.token_ids is None else len(self.token_ids)
 
     def scoring(self, token_ids: np.ndarray) -> AssistantHead:
-        """Return one that scores these tokens alone: [tokens] int64."""
+        """Restrict scoring to these tokens: [tokens] int64."""
         return replace(self, token_ids=token_ids)
 
 
 class TargetTables(Protocol):
-    """The tables of a target that a head may share with it."""
+    """The target's tables, which a head may share."""
 
     def embed(self, tokens: np.ndarray) -> np.ndarray:
-        """tokens: [rows] int -> [rows, hidden_size] float32."""
+        """Map tokens [rows] int to [rows, hidden_size] float32."""
 
     def output_rows(self, tokens: np.ndarray | None) -> np.ndarray:
-        """Return these rows of the matrix that scores tokens, all where None: [tokens,
-        hidden_size] float32."""
+        """Return these rows of the output matrix, None: all, [tokens, hidden_size] float32."""
 
 
 @dataclass(frozen=True, eq=False)
 class HeadMatrix:
-    """A matrix [out, in] that a head multiplies with. parts: each reads some of its rows, [rows,
-    in] float32, in order. bias: [out]. is_output: it scores tokens."""
+    """A head's matrix [out, in]. parts: read its rows in order, [rows, in] float32. bias: [out].
+    is_output: makes logits."""
 
     parts: tuple[Callable[[], np.ndarray], ...]
     bias: np.ndarray | None = None
     is_output: bool = False
 
 
-FLOAT_BITS = 32  # of matrices in float32
-WEIGHTS_FILE = "weights.bin"  # where graphs of heads say that their weights are
+FLOAT_BITS = 32
+WEIGHTS_FILE = "weights.bin"  # as graphs of heads refer to it
 
 
 @dataclass(frozen=True, eq=False)
 class StoredStep:
-    """A head's step as an exporter stores it: a serialized graph without its matrices, and these,
-    the path of a WEIGHTS_FILE or what would be in it."""
+    """A head's exported step: a serialized graph, and its matrices, as the path of a WEIGHTS_FILE
+    or its content."""
 
     graph: bytes
     weights: Path | bytes
@@ -151,112 +147,107 @@ class StoredStep:
 
 @dataclass(frozen=True, eq=False)
 class EntryRows:
-    """Rows that an EAGLE head's layers read in one pass: as many entries of its cache, from slot
-    `start` on."""
+    """Input of one pass of an EAGLE head's layers; row i writes cache slot `start + i`."""
 
-    embedded: np.ndarray  # [rows, hidden_size] float32 of the tokens
-    found: np.ndarray  # [known, features_size] float32: the target's features of some rows,
-    states: np.ndarray  # [rows - known, hidden_size] float32: what takes their place in the others
-    order: np.ndarray  # [rows] int: which of these each row has, those found before the states
+    embedded: np.ndarray  # [rows, hidden_size] float32, of tokens
+    found: np.ndarray  # [known, features_size] float32: target features of some rows
+    states: np.ndarray  # [rows - known, hidden_size] float32: the head's own, for the others
+    order: np.ndarray  # [rows] int: each row's index into `found` followed by `states`
     positions: np.ndarray  # [rows] int
     start: int
-    sees: np.ndarray | None  # [rows, start + rows] bool, no slot after its own; None: all of them
-    scored: np.ndarray  # [scored] int: which rows are scored, at least one
+    sees: np.ndarray | None  # [rows, start + rows] bool, causal; None: all slots up to its own
+    scored: np.ndarray  # [scored] int: the rows to score, at least one
 
 
-# All layers of an EAGLE head in one call, for one cache of keys and values: writes the entries, and
-# returns the states from which the next rows go on, [rows, hidden_size], and the logits of the
-# scored rows, [scored, scored tokens], both float32.
+# Runs all layers of an EAGLE head on one cache: writes the entries, and returns float32 states to
+# continue from, [rows, hidden_size], and logits, [scored, scored tokens].
 EagleStep = Callable[[EntryRows], tuple[np.ndarray, np.ndarray]]
 
 
 @dataclass(frozen=True, eq=False)
 class HeadScores:
-    """What independent heads say of tokens; the likeliest in falling order, with their shares of e
-    to the logits."""
+    """Scores of independent heads; the likeliest tokens in falling order, with their
+    probabilities."""
 
     logits: np.ndarray  # [heads, scored tokens] float32
-    likeliest: np.ndarray  # [heads, some] int64, of the scored tokens
+    likeliest: np.ndarray  # [heads, some] int64, indices of scored tokens
     shares: np.ndarray  # [heads, some] float32
-    states: np.ndarray | None = None  # [heads, hidden_size] that were scored, where asked for
+    states: np.ndarray | None = None  # [heads, hidden_size] before scoring, where requested
 
 
-# Medusa heads in one call, of a state [hidden_size] float32 and the heads to score, in order.
+# Runs Medusa heads on a state [hidden_size] float32; takes the heads to score, in order.
 MedusaStep = Callable[[np.ndarray, Sequence[int]], HeadScores]
 
 
 @dataclass(frozen=True, eq=False)
 class BlockRows:
-    """A block that a DFlash head drafts, and the tokens before it whose entries of the cache are
-    made, from slot `start` on."""
+    """A block that a DFlash head drafts, and the tokens before it to cache, from slot `start`
+    on."""
 
-    embedded: np.ndarray  # [block, hidden_size] float32 of the pending token and masks
-    found: np.ndarray  # [known, features_size] float32: the target's features of tokens
-    position: int  # in the text, of the first of these, which the block follows
+    embedded: np.ndarray  # [block, hidden_size] float32: pending token and masks
+    found: np.ndarray  # [known, features_size] float32: target features of those tokens
+    position: int  # in the text, of the first of those tokens
     start: int
-    num_seen: int  # entries before the block that it sees at most, the last ones
+    num_seen: int  # most entries before the block that it sees, the last ones
     scored: range  # rows of the block
 
 
-# All layers of a DFlash head in one call, for one cache: writes the entries of known tokens, and
-# scores rows of the block.
+# Runs all layers of a DFlash head on one cache: caches known tokens, scores rows of the block.
 BlockStep = Callable[[BlockRows], HeadScores]
 
 
 @runtime_checkable
 class ComputesHeads(Protocol):
-    """A runtime that computes heads' steps as an exporter has stored them."""
+    """A runtime that runs heads' steps stored by an exporter."""
 
     def open_head(self, stored: StoredStep, head: TrainedHead, threads: int | None) -> Any:
-        """Return a MedusaStep; of other heads what has `bound_to(cache)`, which returns an
-        EagleStep or a BlockStep. cache: [layers, 2, kv_heads, slots, head_dim] float32, finite
-        numbers, in whose place the step writes keys and values. threads: None: one. Raises
-        ModelFileError for what it cannot read."""
+        """Return a MedusaStep; for other heads an object whose `bound_to(cache)` returns an
+        EagleStep or BlockStep. cache: [layers, 2, kv_heads, slots, head_dim] float32, finite; steps
+        write keys and values in place. threads: None: one. Raises ModelFileError."""
 
 
 @dataclass(frozen=True, eq=False)
 class MaskedRows:
-    """What rows read of which nothing is known, to score several tokens in one pass (P-EAGLE)."""
+    """Input for unknown tokens and features, to draft several tokens in one pass (P-EAGLE)."""
 
-    token: int  # of the target's vocabulary
-    features: np.ndarray  # [features_size] float32, in the place of the target's
-    count: int  # tokens that are scored in one pass, that of the pending token's row among them
+    token: int  # in the target's vocabulary
+    features: np.ndarray  # [features_size] float32, in place of the target's
+    count: int  # tokens scored in one pass, including the pending token's row
 
 
 @dataclass(frozen=True)
 class HeadExperts:
-    """Experts in the place of a head's MLPs, beside a gated one (Qwen Team 2026, Qwen 3.5)."""
+    """Experts and a gated shared MLP in place of MLPs (Qwen Team 2026, Qwen 3.5)."""
 
     count: int
     used: int  # by each row
-    size: int  # of the MLP of one
+    size: int  # width of one expert
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LayersHead:
-    """A head that drafts by decoder layers of its own. config: of these; vocab_size and
-    context_length are the target's. tensors: float32, which may be read again whenever they are
-    asked for; matrices [out, in]."""
+    """A head with decoder layers of its own. config: of these, with the target's vocab_size and
+    context_length. tensors: float32, reread at each access if the mapping does so; matrices [out,
+    in]."""
 
     path: Path
     config: ModelConfig
-    feature_layers: tuple[int, ...]  # as `core.features` counts them
+    feature_layers: tuple[int, ...]  # ids as in `core.features`
     feature_size: int  # the target's hidden_size
     tensors: Mapping[str, np.ndarray]
-    token_ids: np.ndarray | None = None  # [scored tokens] int64 of the target; None: all of them
-    # Rows [rows, hidden_size] of its own embedding, without reading all of it.
+    token_ids: np.ndarray | None = None  # [scored tokens] int64 of the target; None: all
+    # Reads rows [rows, hidden_size] of its own embedding alone.
     embed_rows: Callable[[np.ndarray], np.ndarray] | None = None
-    # Rows of its own output matrix, by places among the scored tokens.
+    # Reads rows of its own output matrix, by index of scored token.
     head_rows: Callable[[np.ndarray], np.ndarray] | None = None
 
     def scoring(self, token_ids: np.ndarray) -> Self:
-        """Return a head of all tokens that scores these alone: [tokens] int64."""
+        """Restrict scoring to these tokens: [tokens] int64."""
         rows = self.head_rows
         own = None if rows is None else lambda places: rows(token_ids[places])
         return replace(self, token_ids=token_ids, head_rows=own)
 
     def described(self, kind: str, num_drafts: int) -> str:
-        """Say what it reads, drafts in a pass and scores, in a line."""
         inputs = ", ".join(map(str, self.feature_layers))
         drafts = f"drafts {num_drafts} tokens a pass, " if num_drafts > 1 else ""
         vocab_size = self.config.vocab_size
@@ -266,38 +257,35 @@ class LayersHead:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class EagleHead(LayersHead):
-    """A head that drafts by layers of its own: EAGLE-1 and -2 (Li et al. 2024), EAGLE-3 (Li et al.
-    2025). It reads token i + 1 beside the target's features of token i.
+    """EAGLE-1 and -2 (Li et al. 2024), EAGLE-3 (Li et al. 2025). It reads token i + 1 together with
+    the target's features of token i.
 
-    tensors: by these names, those in brackets only where it has them:
-
-        fc.weight [fc.bias]    what makes its input of features, or of embedding and feature
-        [fc_norm]              of all features beside each other, before fc
+    tensors, with optional ones in brackets:
+        fc.weight [fc.bias]    makes its input from features, or from embedding and feature
+        [fc_norm]              of all features, concatenated, before fc
         [feature_norm.K]       of feature K alone, before fc
         [embed_norm] [state_norm]  of embedding and feature, before fc joins them
-        [embed] [head] [norm]  of its own; else the target's embedding and output matrix, no norm
+        [embed] [head] [norm]  its own; else the target's embedding and output matrix, no norm
         layers.L.(q|k|v|o|gate|up|down).weight [layers.L.(q|k|v).bias]
-        [layers.L.q_gate.weight]  whose sigmoids what attention mixes is multiplied with
+        [layers.L.q_gate.weight]  its sigmoid gates attention's output
         layers.L.post_norm [layers.L.input_norm] [layers.0.hidden_norm] [layers.L.(q|k)_norm]
-
-    and where there are experts
-
+    and with experts
         layers.L.experts.N.(gate|up|down).weight  layers.L.(router|shared_gate).weight
     """
 
-    drafted_by: ClassVar = "eagle"  # the drafter's name
+    drafted_by: ClassVar = "eagle"
 
-    kind: str  # as it is published, such as "EAGLE-3"
-    # fc joins embedding and feature (EAGLE-1); else it joins features, and the first layer's
-    # attention reads embedding and feature beside each other (EAGLE-3).
+    kind: str  # published name, such as "EAGLE-3"
+    # fc joins embedding and feature (EAGLE-1); else fc joins features, and the first attention
+    # reads embedding and feature concatenated (EAGLE-3).
     joins_embedding: bool = False
-    # Embedding and feature are normed before fc joins them, and so is what the first layer reads.
+    # Embedding and feature are normed before fc, and so is the first layer's input.
     norms_inputs: bool = False
-    adds_to_normed: bool = False  # the first layer adds to the normed feature
-    returns_normed: bool = False  # what it goes on from is its last state after the norm
-    window: int | None = None  # tokens that a row sees at most; None: as many as are kept
+    adds_to_normed: bool = False  # the first layer's residual is the normed feature
+    returns_normed: bool = False  # the next row continues from the last state after the norm
+    window: int | None = None  # most tokens that a row sees; None: all that are kept
     experts: HeadExperts | None = None
-    masks: MaskedRows | None = None  # of a head that scores several tokens in one pass
+    masks: MaskedRows | None = None  # to score several tokens in one pass
 
     def __str__(self) -> str:
         return self.described(self.kind, 1 if self.masks is None else self.masks.count)
@@ -305,13 +293,14 @@ class EagleHead(LayersHead):
 
 @dataclass(frozen=True, eq=False)
 class MedusaHead:
-    """Heads that each predict one token, further and further ahead, from the target's final state
-    (Cai et al. 2024, Medusa-1): the first the token after the next one. blocks: of each head,
-    weight [hidden_size, hidden_size] and bias of its residual blocks. outputs: of each head, its
-    output matrix [scored tokens, hidden_size], or one that all share.
+    """Medusa-1 heads (Cai et al. 2024): from the target's final state, the first predicts the token
+    after the next one, later ones further ahead.
+
+    blocks: each head's residual blocks, weight [hidden_size, hidden_size] and bias. outputs: each
+    head's output matrix [scored tokens, hidden_size], or a shared one.
     """
 
-    drafted_by: ClassVar = "medusa"  # the drafter's name
+    drafted_by: ClassVar = "medusa"
 
     path: Path
     hidden_size: int
@@ -319,7 +308,7 @@ class MedusaHead:
     num_heads: int
     blocks: tuple[tuple[tuple[np.ndarray, np.ndarray], ...], ...]
     outputs: tuple[HeadMatrix, ...]
-    token_ids: np.ndarray | None = None  # [scored tokens] int64 of the target; None: all of them
+    token_ids: np.ndarray | None = None  # [scored tokens] int64 of the target; None: all
 
     def __str__(self) -> str:
         described = f"Medusa with {self.num_heads} heads"
@@ -330,21 +319,20 @@ class MedusaHead:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DFlashHead(LayersHead):
-    """A head that drafts a block of tokens in one pass (DFlash, by z-lab): its layers read the
-    pending token and mask tokens after it, each of which sees the whole block and the target's
-    features of all tokens before. DSpark (DeepSeek) also knows which tokens are likelier after
-    which draft tokens, and how likely these are to be accepted.
+    """Drafts a block in one pass (DFlash, by z-lab). Its layers read the pending token and mask
+    tokens, which see the whole block and the target's features of earlier tokens. DSpark (DeepSeek)
+    adds transitions between draft tokens and confidence in their acceptance.
 
-    tensors: `EagleHead`'s fc.weight, norm, maybe [embed] and [head], those of layers, all with
-    input_norm and (q|k)_norm, and context_norm of what fc makes of features, for all layers.
+    tensors: `EagleHead`'s fc.weight, norm, optional [embed] and [head], those of layers, all with
+    input_norm and (q|k)_norm, and context_norm of fc's output, for all layers.
     """
 
-    drafted_by: ClassVar = "dflash"  # the drafter's name
+    drafted_by: ClassVar = "dflash"
 
-    block_size: int  # tokens, of which the first is the pending one
-    mask_token: int  # of the target's vocabulary
-    # Each row scores the token after its own, so that the pending token's drafts, too; else a row
-    # scores the token in its own place.
+    block_size: int  # tokens, the pending one first
+    mask_token: int  # in the target's vocabulary
+    # Each row scores the token after its own, so the pending token's row drafts too; else the token
+    # at its own place.
     scores_next: bool = False
     transitions: Transitions | None = None
     confidence: Confidence | None = None
@@ -356,7 +344,7 @@ class DFlashHead(LayersHead):
 
     @property
     def keeps_states(self) -> bool:
-        """Return whether more than logits is read of rows."""
+        """Return whether drafting needs rows' states."""
         by = self.transitions and self.transitions.kind
         return self.confidence is not None or by not in (None, FollowsBy.TOKEN)
 
@@ -371,6 +359,6 @@ class DFlashHead(LayersHead):
 
 TrainedHead = EagleHead | MedusaHead | DFlashHead | AssistantHead
 
-# Opens a head as `ComputesHeads` does, given all of its matrices: K.B of block B of Medusa head K,
-# and output.K, or output.0 for all; of others as their drafters name them.
+# Opens a head as `ComputesHeads` does, given its matrices by name: K.B for block B of Medusa head
+# K, and output.K, or output.0 for all; for others as their drafters name them.
 HeadBackend = Callable[[TrainedHead, Mapping[str, HeadMatrix]], Any]

@@ -1,6 +1,6 @@
-"""Work that may crash or hang, such as starting a driver, done in a process of its own. This ends
-soon after our process, however that ends: its standard input is a pipe of which we hold the other
-end. Not on Windows, where a library may wait for an input that is being read."""
+"""Work that may crash or hang, such as starting a driver, in a separate process. It ends soon after
+ours, however ours ends, because its standard input is our pipe. Not on Windows, where a library may
+wait for an input that is being read."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from queue import Empty, Queue
 from threading import Lock, Thread
 from typing import IO, Any
 
-_MARK = "edge-spec answers: "  # libraries may print, too
+_MARK = "edge-spec answers: "  # marks the answer, since libraries may print too
 _TOLD = "edge-spec has done: "
-_TICK_S = 0.5  # within which an interrupt is noticed on every system
-_END_S = 10.0  # for a library to end in, after the answer
-_EXIT_S = 1.0  # for a process to end by itself, after the last line
-_MAX_LINE = 200  # characters of each of the two lines that a library printed last
+_TICK_S = 0.5  # within which every system notices an interrupt
+_END_S = 10.0  # for a library to shut down after the answer
+_EXIT_S = 1.0  # for a process to exit after its last line
+_MAX_LINE = 200  # characters of each of a library's last two lines
 
 
 class IsolatedError(Exception):
-    """The work failed, crashed or took too long; `str()` is the reason, one line. printed: by work
-    that failed, on its standard error."""
+    """The work failed, crashed or took too long; `str()` says why, on one line. printed: its
+    standard error."""
 
     def __init__(self, reason: str, printed: str = "") -> None:
         super().__init__(reason)
@@ -40,7 +40,7 @@ class NoAnswerError(IsolatedError):
 
 
 class Lifeline:
-    """Ends the processes that hold on to it, if their work is not done, when it is closed."""
+    """Kills the processes started through it when closed."""
 
     def __init__(self) -> None:
         self._ends = () if sys.platform == "win32" else os.pipe()
@@ -59,7 +59,7 @@ class Lifeline:
         return self._ended
 
     def end(self) -> None:
-        """Any thread may call it. No process starts afterwards."""
+        """Kill all processes; later `start` calls raise. Any thread may call it."""
         with self._lock:
             if self._ended:
                 return
@@ -75,7 +75,7 @@ class Lifeline:
         environment: Mapping[str, str],
         errors: IO[bytes] | int = subprocess.DEVNULL,
     ) -> subprocess.Popen[str]:
-        """errors: the process's standard error. Raises IsolatedError after `end`."""
+        """errors: the standard error. Raises IsolatedError after `end`."""
         with self._lock:
             if self._ended:
                 raise IsolatedError("it is not wanted any more")
@@ -100,9 +100,9 @@ def isolated(
     lifeline: Lifeline | None = None,
     on_step: Callable[[float], None] | None = None,
 ) -> Any:
-    """Return what `work`, a function of a module, returns, as JSON has it. Raises IsolatedError.
-    lifeline: ends several calls' processes. on_step: hears, in this thread, what the work gives to
-    `tell`; whatever it raises ends the work."""
+    """Return the result of `work`, a module-level function, as JSON. Raises IsolatedError.
+    lifeline: ends several calls' processes. on_step: receives in this thread what the work passes
+    to `tell`; if it raises, the work ends."""
     with ExitStack() as opened:
         held = lifeline or opened.enter_context(Lifeline())
         found, errors, status = _run(work, arguments, timeout_s, held, on_step)
@@ -115,7 +115,7 @@ def isolated(
 
 
 def tell(fraction: float) -> None:
-    """Says how much is done, 0 to 1, from within isolated work."""
+    """Report progress, 0 to 1, from isolated work."""
     print(f"\n{_TOLD}{fraction:.4f}", flush=True)
 
 
@@ -126,14 +126,13 @@ def _run(
     lifeline: Lifeline,
     on_step: Callable[[float], None] | None,
 ) -> tuple[str | None, str, int]:
-    """Its answer, its errors and its exit status. Raises NoAnswerError."""
     code = (
         f"from {work.__module__} import {work.__qualname__} as work; "
         "from edge_spec.core.isolated import answer; answer(work)"
     )
-    # -P: or a file in the working directory could stand in for a module.
+    # -P: a file in the working directory must not shadow a module.
     command = [sys.executable, "-P", "-c", code, *arguments]
-    environment = {**os.environ, "GGML_NO_BACKTRACE": "1"}  # which would start a debugger
+    environment = {**os.environ, "GGML_NO_BACKTRACE": "1"}  # the backtrace would start a debugger
     with tempfile.TemporaryFile() as errors:
         process = lifeline.start(command, environment, errors)
         lines: Queue[str | None] = Queue()
@@ -159,7 +158,7 @@ def _read(stream: IO[str], lines: Queue[str | None]) -> None:
 def _answer_in(
     lines: Queue[str | None], timeout_s: float, on_step: Callable[[float], None] | None
 ) -> str | None:
-    """The answer among the lines, the last of which is None. Raises NoAnswerError."""
+    """None ends the lines. Raises NoAnswerError."""
     end_s = time.monotonic() + timeout_s
     found = None
     while True:
@@ -180,7 +179,7 @@ def _answer_in(
 
 
 def answer(work: Callable[..., Any]) -> None:
-    """Runs in the other process: prints the outcome, after which it may crash as it likes."""
+    """Run the work in the other process and print its outcome; it may crash afterwards."""
     logging.basicConfig(level=logging.ERROR, format="%(message)s")
     if sys.platform != "win32":
         Thread(target=_end_with_parent, daemon=True).start()
@@ -192,15 +191,15 @@ def answer(work: Callable[..., Any]) -> None:
 
 
 def reason_of(error: Exception) -> str:
-    """Return what an error says, in one line."""
+    """Return an error's message on one line."""
     if isinstance(error, MemoryError):
         return "there was not enough memory"
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def _end_with_parent() -> None:
-    with suppress(OSError):  # a library has closed it
-        os.read(0, 1)  # nothing comes but the end
+    with suppress(OSError):  # a library closed it
+        os.read(0, 1)  # returns only at the end of our process
         os._exit(1)
 
 

@@ -1,4 +1,4 @@
-"""Every statistic of a generation, defined once, under the names the field uses."""
+"""Every statistic of a generation, defined once, under the field's names."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ _MIN_PLAIN_ROUNDS = 3
 class PlainReason(StrEnum):
     """Why a round was not speculative."""
 
-    OFF = "off"  # no drafter was asked for
+    OFF = "off"
     NO_CANDIDATE = "no_candidate"
     BELOW_BREAK_EVEN = "below_break_even"
     COOLDOWN = "cooldown"
     UNSUPPORTED = "unsupported"
-    SHARED = "shared"  # rows of other conversations on the same target take all room, or bring more
-    DRAFT_FAILED = "draft_failed"  # every drafter has, and is not asked again in this answer
+    SHARED = "shared"  # other conversations' rows fill the shared pass, or gain more
+    DRAFT_FAILED = "draft_failed"  # all drafters failed, and rest for this answer
     DRAFT_FULL = "draft_full"  # the text is longer than the draft's context
-    BUDGET = "budget"  # no token or cache position left to draft for
-    BASELINE = "baseline"  # to see what a plain step takes now
-    REPLAY = "replay"  # a near tie of a wider pass, decided by a plain step
+    BUDGET = "budget"  # no token or cache position left for drafts
+    BASELINE = "baseline"  # to measure a plain step
+    REPLAY = "replay"  # a plain step decides a near tie of a wider pass
 
 
 class NoOverlap(StrEnum):
-    """Why a draft model waited while the target verified."""
+    """Why a draft model did not draft while the target verified."""
 
-    OFF = "off"  # it was not asked for
-    SAME_DEVICE = "same_device"  # both models run there
-    EXACT = "exact"  # near ties are decided by plain steps
-    SLOWER = "slower"  # it was measured
+    OFF = "off"
+    SAME_DEVICE = "same_device"  # both models run on it
+    EXACT = "exact"  # plain steps decide near ties
+    SLOWER = "slower"
     COMPARISON = "comparison"  # to measure it
 
 
 class DraftCounts(NamedTuple):
-    """Draft tokens of one drafter; one that several made counts for each of them."""
+    """Draft tokens of one drafter. A token that several drafters made counts for each."""
 
     draft_n: int
     draft_n_accepted: int
@@ -48,29 +48,29 @@ class DraftCounts(NamedTuple):
 
 @dataclass(frozen=True)
 class RoundStats:
-    """One round = propose + forward + verify + commit. Times are in seconds."""
+    """One round: propose, forward, verify, commit. Times are in seconds."""
 
-    num_rows: int  # of the tree; the pass may have been widened
+    num_rows: int  # of the tree; the pass itself may be padded
     num_draft_tokens: int
     num_accepted: int
-    num_tokens: int  # committed to the text: accepted and the recovered, bonus or plain one
+    num_tokens: int  # committed: accepted ones, and the recovered, bonus or plain one
     plain_reason: PlainReason | None
     near_ties: int
-    draft_s: float  # drafters: propose and observe
-    forward_s: float  # the target's pass
+    draft_s: float  # propose and observe
+    forward_s: float
     total_s: float
     by_drafter: Mapping[str, DraftCounts] = field(default_factory=dict)
-    tokens: tuple[int, ...] = ()  # those that were committed
-    anticipated: bool = False  # its draft tokens were made while the target scored the one before
-    overlapped: bool = False  # a draft went on while the target scored it
-    no_overlap: NoOverlap | None = None  # why not, where one could have
-    charged_s: float | None = None  # of a pass that others had a part in, what its rows are worth
+    tokens: tuple[int, ...] = ()  # committed ones
+    anticipated: bool = False  # drafted while the target verified the round before
+    overlapped: bool = False  # a draft ran during verification
+    no_overlap: NoOverlap | None = None  # why none ran, where one could have
+    charged_s: float | None = None  # of a shared pass: its rows' part
     num_sharing: int = 1  # conversations in that pass
-    accepted_by: tuple[str, ...] = ()  # of each accepted token: its drafters, joined by "+"
+    accepted_by: tuple[str, ...] = ()  # for each accepted token: its drafters, joined by "+"
 
     def first_tokens(self, count: int) -> RoundStats:
-        """Count the round as if the text had ended after `count` of its tokens, as it has after a
-        stop string. Draft tokens after that are verified ones that were not accepted."""
+        """Return the round as if the text had ended after `count` tokens, as by a stop string;
+        later draft tokens count as verified, not accepted."""
         if count >= self.num_tokens:
             return self
         lost = Counter(name for names in self.accepted_by[count:] for name in names.split("+"))
@@ -87,19 +87,19 @@ class RoundStats:
         )
 
     def as_charged(self) -> RoundStats:
-        """Charges as if the pass had been this conversation's alone: what one more row takes is
-        then taken from all who share it, and is worth it only at the rate of all of them."""
+        """Return the round as if its charged part were the whole pass. One more row slows all
+        conversations in a shared pass, so it pays only at their common rate."""
         if self.charged_s is None or self.forward_s <= 0:
             return self
-        # Outside of passes threads wait for each other, too: in the same proportion.
+        # Threads also wait for each other outside passes, in the same proportion.
         around_s = (self.total_s - self.forward_s - self.draft_s) * self.charged_s / self.forward_s
         total_s = self.draft_s + self.charged_s + around_s
         return replace(self, forward_s=self.charged_s, total_s=total_s)
 
 
 class PlainRate:
-    """Duration of recent plain rounds of one session, without drafting: the baseline of every
-    speedup. plain_width: rows of a plain step's pass, which draft tokens may fill."""
+    """Durations of a session's recent plain rounds: the baseline of every speedup. plain_width:
+    rows in a plain step's pass, which draft tokens may fill."""
 
     def __init__(self, plain_width: int = 1) -> None:
         self._plain_width = plain_width
@@ -111,17 +111,16 @@ class PlainRate:
 
     @property
     def seconds(self) -> tuple[float, ...]:
-        """The oldest first."""
+        """Oldest first."""
         return tuple(self._seconds)
 
     def restore(self, seconds: Iterable[float]) -> None:
-        """Takes over what another session measured."""
         self._seconds.clear()
         self._seconds.extend(seconds)
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Return None until a few plain rounds were measured."""
+        """Return None before a few plain rounds were measured."""
         if len(self._seconds) < _MIN_PLAIN_ROUNDS:
             return None
         seconds = median(self._seconds)
@@ -130,21 +129,23 @@ class PlainRate:
 
 @dataclass
 class Stats:
-    """Sums over the rounds of one generation. Those of the text are the same without drafting:
-    `predicted_n` is the number of its tokens, an end token included; what spelt a stop string or
-    came after it is `stop_n`, which plain decoding writes as well.
+    """Sums over the rounds of one generation.
 
-    `lossless` says what holds for the text. `plain_width` is the number of rows of a plain step's
-    pass, and `plain_cost` what one takes over the fastest there is, of one row.
+    Statistics of the text are the same without drafting: `predicted_n` counts its tokens, including
+    an end token; `stop_n` counts those that spelled a stop string or followed it, which plain
+    decoding generates as well.
 
-    `acceptance_rate` is accepted / verified rows (`RoundStats.first_tokens`);
-    `mean_accepted_length` is tokens a round, the recovered or bonus token included; `speedup` is
+    `lossless` names the guarantee for the text. `plain_width` is the number of rows in a plain
+    step's pass, `plain_cost` the duration of a plain step relative to the fastest one, of one row.
+
+    `acceptance_rate` is accepted / verified rows (`RoundStats.first_tokens`).
+    `mean_accepted_length` is tokens a round, including the recovered or bonus token. `speedup` is
     the measured rate over that of plain rounds in the same session, None where these were too few.
-    Both count `stop_n`: plain decoding has a round for each.
+    Both include `stop_n`: plain decoding spends a round on each.
     """
 
     prompt_n: int = 0
-    cached_n: int = 0  # of prompt_n, tokens still in the KV cache from an earlier generation
+    cached_n: int = 0  # of prompt_n, tokens still in the KV cache
     prompt_ms: float = 0.0
     ttft_ms: float = 0.0
     predicted_n: int = 0
@@ -160,16 +161,17 @@ class Stats:
     acceptance_histogram: Counter[int] = field(default_factory=Counter)
     drafters: dict[str, DraftCounts] = field(default_factory=dict)
     near_ties: int = 0
-    anticipated_n: int = 0  # speculative rounds whose draft tokens were ready when they began
-    overlapped_n: int = 0  # speculative rounds in which a draft went on while the target scored
-    overlap_reasons: Counter[str] = field(default_factory=Counter)  # of others: why it waited
+    anticipated_n: int = 0  # speculative rounds that began with finished drafts
+    overlapped_n: int = 0  # speculative rounds with a draft during verification
+    # of other rounds: why the draft waited
+    overlap_reasons: Counter[str] = field(default_factory=Counter)
     plain_per_second: float | None = None
     lossless: str = ""
     plain_width: int = 1
     plain_cost: float = 1.0
-    failed_drafters: tuple[str, ...] = ()  # that were not asked, or not to the end
-    policy: str = ""  # what it went by at the end: one line
-    kernels: str | None = None  # of edge-spec's own, or why not: one line
+    failed_drafters: tuple[str, ...] = ()  # not used, or not to the end
+    policy: str = ""  # in use at the end: one line
+    kernels: str | None = None  # edge-spec's own, or why not: one line
 
     def observe(self, round_stats: RoundStats) -> None:
         self.rounds += 1
@@ -207,7 +209,7 @@ class Stats:
 
     @property
     def overhead_ms(self) -> float:
-        """Time of the rounds outside drafting and the target's passes."""
+        """Time outside drafting and the target's passes."""
         return self.predicted_ms - self.draft_ms - self.verify_ms
 
     @property
@@ -219,7 +221,6 @@ class Stats:
 
     @property
     def fastest_plain_per_second(self) -> float | None:
-        """Gives the rate of the fastest plain steps there are, padded or not."""
         return self.plain_per_second and self.plain_per_second * self.plain_cost
 
     @property
@@ -242,7 +243,7 @@ class Stats:
 
 _TIMES = ("prompt_ms", "ttft_ms", "predicted_ms", "draft_ms", "verify_ms", "overhead_ms")
 _ROUNDED = (*_TIMES, "predicted_per_second")  # to microseconds
-# The statistics of `to_dict`, in its order.
+# In the order of `to_dict`.
 _TOLD = (
     *("prompt_n", "cached_n", "prompt_ms", "ttft_ms", "predicted_n", "predicted_ms"),
     *("predicted_per_second", "draft_n", "draft_n_accepted", "acceptance_rate"),

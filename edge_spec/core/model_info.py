@@ -1,4 +1,4 @@
-"""A published model: what it says of itself, and its weights where they can be read."""
+"""A published model: its description, and its weights where they can be read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SpecialTokens = Mapping[str, str | Sequence[str]]  # such as {"bos_token": "<s>"
 
 
 class Tensors(Protocol):
-    """Named weights in Hugging Face's names and layout, read as they are asked for."""
+    """Weights with Hugging Face's names and layout, read on access."""
 
     @property
     def config(self) -> ModelConfig: ...
@@ -28,54 +28,54 @@ class Tensors(Protocol):
 
 @runtime_checkable
 class TensorRows(Tensors, Protocol):
-    """Weights of which some rows can be read without the others."""
+    """Weights that can be read row by row."""
 
     def float32_rows(self, name: str, rows: np.ndarray) -> np.ndarray:
-        """Return [len(rows), columns] of a matrix; rows: their indices, int64."""
+        """Return [len(rows), columns]. rows: int64."""
 
 
 @runtime_checkable
 class SharesTables(Protocol):
-    """A published model of which at least the embedding and the output matrix can be read."""
+    """A published model with at least a readable embedding and output matrix."""
 
     def shared_tables(self) -> TensorRows:
-        """Raises ModelFileError where they are missing."""
+        """Raises ModelFileError if they are missing."""
 
 
 class ModelInfo(Protocol):
-    """Holds what a published model says of itself, known before its weights are read."""
+    """A published model's description, known before its weights are read."""
 
     path: Path
     config: ModelConfig
     chat_template: str | None
-    eos_ids: tuple[int, ...]  # the first is the one that chat templates know
-    end_sources: Mapping[int, str]  # what states each of them, such as a file
+    eos_ids: tuple[int, ...]  # the first is the one that chat templates use
+    end_sources: Mapping[int, str]  # where each is declared, such as a file
     bos_id: int | None
     adds_bos: bool  # whether every prompt begins with it
     sampling: RecommendedSampling
-    named_templates: Mapping[str, str]  # other ones than `chat_template`, by name
-    special_tokens: SpecialTokens  # as chat templates are given them; "": one that there is not
+    named_templates: Mapping[str, str]  # those other than `chat_template`, by name
+    special_tokens: SpecialTokens  # as passed to chat templates; "": none
 
     @property
     def weight_types(self) -> frozenset[str]:
-        """Says how the file stores weights, in ggml's names, such as "Q4_0"."""
+        """Types of the stored weights, in ggml's names, such as "Q4_0"."""
 
     def tokenizer_json(self) -> str:
-        """The tokenizer in the format of the `tokenizers` library."""
+        """Return the tokenizer in the format of the `tokenizers` library."""
 
 
 def is_plain(source: ModelInfo) -> bool:
-    """Return whether every library runs and every exporter writes it: read whole, and a Llama."""
+    """Return whether all runtimes and exporters take it: a Llama, readable as a whole."""
     return isinstance(source, TensorRows) and not source.config.features()
 
 
 @runtime_checkable
 class DigestedTokenizer(Protocol):
-    """A `ModelInfo` whose tokenizer takes long to make, so that it is kept once it is made."""
+    """A `ModelInfo` whose tokenizer is slow to build, so it is cached."""
 
     @property
     def tokenizer_digest(self) -> str | None:
-        """Hexadecimal; changes with what `tokenizer_json` returns. None: it takes not long."""
+        """Hexadecimal; changes with `tokenizer_json`'s result. None: building is fast."""
 
 
 class Checkpoint(ModelInfo, TensorRows, Protocol):

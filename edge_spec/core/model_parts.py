@@ -1,4 +1,4 @@
-"""The parts of a model's description: layers that are not alike, experts, encoder, positions."""
+"""Parts of a model's description: kinds of layers, experts, encoder, positions."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 
 from edge_spec.core.rope import Rope
 
-_LARGEST_COUNT = 1 << 12  # of heads, or of their elements: several times what any model has
+_LARGEST_COUNT = 1 << 12  # of heads, or of their elements: several times any model's
 _LONGEST_WINDOW = 1 << 24
 _LONGEST_CONVOLUTION = 64
 
 
 class HeadSizes(NamedTuple):
-    """Gives the sizes of a layer's attention."""
+    """Sizes of a layer's attention."""
 
     num_heads: int
     num_kv_heads: int
@@ -33,31 +33,32 @@ class HeadSizes(NamedTuple):
 
 
 class Rotation(NamedTuple):
-    """Says how the heads of some layers are rotated: by which frequencies, how many elements."""
+    """How heads are rotated: frequencies, and number of elements."""
 
     rope: Rope
     size: int
 
     def tables(self, num_positions: int) -> tuple[np.ndarray, np.ndarray]:
-        """cos and sin, each [num_positions, size / 2] float32."""
+        """Return cos and sin, each [num_positions, size / 2] float32."""
         return self.rope.tables(num_positions, self.size)
 
 
 @dataclass(frozen=True)
 class LayerKind:
-    """Says what the attention of some layers has for itself, or what these have in its place."""
+    """The attention of some layers, or the convolution in its place."""
 
-    rope: Rope | None  # None: nothing is rotated (NoPE)
-    window: int | None = None  # the last positions that a row sees, itself one; None: all
+    rope: Rope | None  # None: no rotation (NoPE)
+    # last positions that a row sees, its own included; None: all
+    window: int | None = None
     _: KW_ONLY
-    # Rows that a short convolution takes in, itself one (Liquid AI 2025, LFM2); None: attention.
+    # Rows that a short convolution reads, its own included (Liquid AI 2025, LFM2); None: attention.
     convolution: int | None = None
     head_dim: int | None = None  # None: the model's
     num_kv_heads: int | None = None
-    keys_as_values: bool = False  # values are what keys are before they are normed and rotated
+    keys_as_values: bool = False  # values are the keys before norm and rotation
 
     def problem(self, sizes: HeadSizes, rotation: Rotation | None) -> str | None:
-        """Return why no model has such layers, with heads of these sizes, rotated so."""
+        """Return why no model can have such layers; None: one can."""
         if self.window is not None and not 1 <= self.window <= _LONGEST_WINDOW:
             return "it has a window that no model has"
         taken = self.convolution
@@ -79,27 +80,27 @@ class LayerKind:
 
 @dataclass(frozen=True)
 class LayerEmbeddings:
-    """Says what each layer adds of the token itself: of a table with an embedding for each layer,
-    and of what one matrix makes of the token's own embedding (Google 2025, Gemma 3n)."""
+    """Each layer adds an embedding of the token from its own table, plus a projection of the
+    token's main embedding (Google 2025, Gemma 3n)."""
 
-    size: int  # of the embedding of one layer
-    scale: float  # of what the table has,
-    projected_scale: float  # of what the matrix makes,
-    sum_scale: float  # and of both together
+    size: int  # elements for one layer
+    scale: float  # factor of the table's rows,
+    projected_scale: float  # of the projection,
+    sum_scale: float  # and of their sum
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """Says what an encoder-decoder has beside its decoder: layers that read the source, which every
-    layer of the decoder attends to. Heads, MLPs and embeddings are of the decoder's sizes."""
+    """An encoder whose output every decoder layer attends to. Sizes of heads, MLPs and embeddings
+    are the decoder's."""
 
     num_layers: int
-    start_id: int  # the token that every answer begins with: the source ends before the first one
+    start_id: int  # begins every answer, and ends the source at its first occurrence
     ends_source: bool = False  # it also ends the source: the answer begins with the second one
-    forced_id: int | None = None  # the answer's second token, whatever the scores are
+    forced_id: int | None = None  # the answer's second token, whatever the logits
 
     def answer_start(self, tokens: Sequence[int]) -> int | None:
-        """Return where the answer begins, None where the source has not ended."""
+        """Return where the answer begins; None while the source has not ended."""
         found = None
         for _ in range(2 if self.ends_source else 1):
             try:
@@ -110,50 +111,49 @@ class Encoder:
 
     @property
     def beginning(self) -> tuple[int, ...]:
-        """Return the tokens of every answer that are not chosen."""
+        """Fixed tokens at the beginning of every answer."""
         return (self.start_id,) if self.forced_id is None else (self.start_id, self.forced_id)
 
 
-SWISH_SLOPE = 1.702  # of experts that are clamped (OpenAI 2025, gpt-oss)
-LEAST_SUM = 1e-6  # is added to what normalized sigmoids of experts add up to
+SWISH_SLOPE = 1.702  # of clamped experts (OpenAI 2025, gpt-oss)
+LEAST_SUM = 1e-6  # added to a sum of sigmoids that normalizes them
 
 
 @dataclass(frozen=True)
 class Experts:
-    """Says how a mixture of experts weighs what its experts add, and what these are like."""
+    """How experts are weighted and built."""
 
-    normalized: bool = True  # the weights of those that a token takes add up to 1
-    biases: bool = False  # of the router and of all matrices
-    # What gate and up are bound to. Then a gate's swish has SWISH_SLOPE, and up has 1 added.
+    normalized: bool = True  # the weights of a token's experts sum to 1
+    biases: bool = False  # on the router and all matrices
+    # Bound of gate and up; then the gate's swish uses SWISH_SLOPE, and 1 is added to up.
     clamp: float | None = None
     _: KW_ONLY
-    # The weights are sigmoids of the router's scores, to which a bias of each expert is added where
-    # experts are chosen, and only there (DeepSeek-AI 2024); else a softmax of them.
+    # Weights are sigmoids of router scores, else a softmax. choice_bias: a bias of each expert,
+    # only for choosing (DeepSeek-AI 2024).
     sigmoid: bool = False
     choice_bias: bool = False
-    scale: float = 1.0  # what the weights are multiplied with
-    dense_layers: int = 0  # the first ones, each with one MLP in the place of experts,
-    dense_size: int = 0  # of this size
-    # Each layer has one MLP of `dense_size` as well, and what both add is summed. Each has norms of
-    # its own of what it reads and adds, and so has the router, which reads the stream itself
-    # (Google 2026, Gemma 4).
+    scale: float = 1.0  # factor of the weights
+    dense_layers: int = 0  # first layers with an MLP instead of experts,
+    dense_size: int = 0  # of this width
+    # Each layer also has an MLP of `dense_size`; the outputs are summed. MLP, experts and router
+    # have their own norms; the router reads the stream itself (Google 2026, Gemma 4).
     beside_mlp: bool = False
-    score_scale: float = 1.0  # what the router's scores are multiplied with
-    expert_scales: bool = False  # each expert has a number that its weight is multiplied with
+    score_scale: float = 1.0  # factor of router scores
+    expert_scales: bool = False  # each expert's weight has a factor of its own
 
 
 @dataclass(frozen=True)
 class RelativePositions:
-    """Distances share buckets, the wider the farther they are (Raffel et al. 2020, T5, section
-    2.1); each head adds a number of its own for each bucket."""
+    """Biases by distance. Distances share buckets that widen with distance (Raffel et al. 2020, T5,
+    section 2.1); each head has a bias for each bucket."""
 
     num_buckets: int
-    max_distance: int  # tokens, from which on all share the last bucket
+    max_distance: int  # tokens; farther ones share the last bucket
 
     def buckets(self, both_ways: bool) -> np.ndarray:
-        """Return [2 * max_distance + 1] int64: of a key that stands -max_distance ...
-        max_distance tokens after its query. both_ways: of an encoder, where later tokens have half
-        of the buckets; in a decoder no row sees them."""
+        """Return [2 * max_distance + 1] int64: buckets of key minus query, -max_distance ...
+        max_distance. both_ways: for an encoder, where later keys use half of the buckets; a decoder
+        does not see them."""
         after = np.arange(-self.max_distance, self.max_distance + 1)
         if not both_ways:
             return self._near_to_far(np.maximum(-after, 0), self.num_buckets)
@@ -162,8 +162,8 @@ class RelativePositions:
         return found
 
     def _near_to_far(self, distances: np.ndarray, num_buckets: int) -> np.ndarray:
-        """One each for the first half, and logarithmic ones; rounded as float32, as training did
-        it: some distances are on an edge."""
+        """Exact buckets for the first half, then logarithmic ones. Float32 rounding as in training:
+        some distances are on an edge."""
         exact = num_buckets // 2
         ratios = np.maximum(distances, 1).astype(np.float32) / np.float32(exact)
         steps = np.log(ratios) / np.float32(math.log(self.max_distance / exact))
@@ -174,8 +174,8 @@ class RelativePositions:
     def bias(
         self, weight: np.ndarray, rows: np.ndarray, keys: np.ndarray, both_ways: bool = False
     ) -> np.ndarray:
-        """Return [heads, rows, keys] float32. weight: [num_buckets, heads]; rows, keys: the
-        positions of queries and keys, int64."""
+        """Return [heads, rows, keys] float32. weight: [num_buckets, heads]; rows, keys: positions,
+        int64."""
         after = np.clip(keys - rows[:, None], -self.max_distance, self.max_distance)
         found: np.ndarray = weight[self.buckets(both_ways)[after + self.max_distance]]
         return np.moveaxis(found, -1, 0)

@@ -1,4 +1,4 @@
-"""Options whose value is one of a few words, and the most draft tokens that a policy takes."""
+"""Options with few values, and the default bound on draft tokens."""
 
 from __future__ import annotations
 
@@ -7,37 +7,37 @@ from typing import TypeVar
 
 from edge_spec.errors import UsageError
 
-DEFAULT_DRAFT_TOKENS = 15  # a round, at most
+DEFAULT_DRAFT_TOKENS = 15  # in a round, at most
 
 _Mode = TypeVar("_Mode", bound=StrEnum)
 
 
 class LosslessMode(StrEnum):
-    """What a user wants kept: `--lossless`."""
+    """`--lossless`: what must stay identical to plain decoding."""
 
     AUTO = "auto"  # bit-identical wherever that is cheap
-    ALWAYS = "always"  # at any price
+    ALWAYS = "always"  # bit-identical at any cost
     TIES = "ties"  # near ties may differ
 
 
 class DraftOverlap(StrEnum):
-    """Whether the draft goes on drafting while the target verifies: `--draft-overlap`."""
+    """`--draft-overlap`: whether drafting continues while the target verifies."""
 
-    AUTO = "auto"  # where the draft has a device of its own, as long as that is faster
+    AUTO = "auto"  # if the draft has a device of its own, while that is faster
     ON = "on"
     OFF = "off"
 
 
 class JacobiInit(StrEnum):
-    """How Jacobi's first draft tokens are made: `--jacobi`."""
+    """`--jacobi`: how Jacobi decoding guesses its first draft tokens."""
 
-    RANDOM = "random"  # any token of the text, as Fu et al. 2024 do
+    RANDOM = "random"  # any token of the text, as in Fu et al. 2024
     REPEAT_LAST = "repeat-last"
-    NGRAM = "ngram"  # what followed the last two tokens, or the last one, when they came before
+    NGRAM = "ngram"  # what followed the last two tokens, or the last one, before
 
 
 def parse_mode(kind: type[_Mode], text: str, flag: str) -> _Mode:
-    """Return the mode of this name. Raises UsageError that names the flag."""
+    """Return the mode of this name. Raises a UsageError that names the flag."""
     try:
         return kind(text)
     except ValueError:

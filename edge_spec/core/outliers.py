@@ -1,12 +1,12 @@
-"""Durations that something else has lengthened: another process, or a machine that slept."""
+"""Durations lengthened by something else: another process, or a machine that slept."""
 
 from __future__ import annotations
 
-# Times the usual duration. Passes of one kind differ by far less on a quiet machine, and one that
+# Multiple of the usual duration. On a quiet machine, passes of one kind differ far less; one that
 # waits for another process takes ten times as long or more.
 OUTLIER = 4.0
 
 
 def without_outlier(seconds: float, usual_s: float) -> float:
-    """Returns `seconds`, cut to what something of usually `usual_s` takes by itself at most."""
+    """Bound `seconds` by OUTLIER times the usual duration."""
     return min(seconds, OUTLIER * usual_s)

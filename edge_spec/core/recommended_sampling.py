@@ -1,4 +1,4 @@
-"""Describes how the makers of a model mean its answers to be drawn, and what is asked instead."""
+"""Sampling as a model's makers recommend it and the user asks for it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.errors import UsageError
 
-# Of a model whose makers state nothing.
+# For a model without recommendations.
 DEFAULT_SAMPLING = SamplingParams(temperature=0.7, top_p=0.95, min_p=0.05)
-# The largest that the server's API takes, too: its page sends what stands here.
+# The server's API has the same bounds, since its page sends these values.
 _LARGEST = {
     "temperature": 2.0,
     "top_k": 2.0**31 - 1,
@@ -31,17 +31,15 @@ _SHOWN = {
 
 @dataclass(frozen=True)
 class RecommendedSampling:
-    """Holds what a model's makers state of answers in a conversation, by the names of
-    SamplingParams: a temperature of 0 takes the likeliest token each time."""
+    """Recommended values by fields of SamplingParams; temperature 0: greedy."""
 
     stated: Mapping[str, float] = field(default_factory=dict)
-    ignored: tuple[str, ...] = ()  # stated, and not used: what no sampling can have
+    ignored: tuple[str, ...] = ()  # recommended but out of range
 
     def with_asked(self, asked: Mapping[str, Any]) -> SamplingParams:
-        """Lays what a user asks for over it, each value for itself. Without a temperature, what is
-        stated is meant for 1; temperature 0 that is asked for takes the likeliest token, whatever
-        else is stated. Raises UsageError. asked: by the names of SamplingParams; None: not asked.
-        """
+        """Override the recommendation with a user's values. Recommended values without a
+        temperature are meant for 1; a requested temperature 0 ignores them all. asked: by fields of
+        SamplingParams; None: not asked. Raises UsageError."""
         given = {name: value for name, value in asked.items() if value is not None}
         if given.get("temperature") == 0:
             return SamplingParams(**given)
@@ -55,8 +53,8 @@ NOTHING_STATED = RecommendedSampling()
 
 
 def recommended_sampling(stated: Mapping[str, Any]) -> RecommendedSampling:
-    """Makes what a file states into what can be used; the rest is `ignored`. stated: by the names
-    of SamplingParams; None, and other names, are passed over."""
+    """Keep the usable recommendations; others go to `ignored`. stated: by fields of SamplingParams;
+    None and other names are skipped."""
     usable: dict[str, Any] = {}
     ignored: tuple[str, ...] = ()
     for name in _LARGEST:
@@ -72,7 +70,6 @@ def recommended_sampling(stated: Mapping[str, Any]) -> RecommendedSampling:
 
 
 def _number(name: str, value: Any) -> float | None:
-    """Return the value, None where it is no number or out of its range."""
     if isinstance(value, float) and name == "top_k" and value.is_integer():
         value = int(value)
     try:
@@ -85,7 +82,7 @@ def _number(name: str, value: Any) -> float | None:
 
 
 def sampling_text(params: SamplingParams) -> str:
-    """Tells the values that are in force, such as "temperature 0.7, top-p 0.95, min-p 0.05"."""
+    """Describe the values in force, such as "temperature 0.7, top-p 0.95, min-p 0.05"."""
     off = vars(SamplingParams())
     shown = {name: getattr(params, name) for name in _SHOWN}
     if params.greedy:
@@ -95,7 +92,7 @@ def sampling_text(params: SamplingParams) -> str:
 
 
 def sampling_source(recommended: RecommendedSampling, asked: Mapping[str, Any]) -> str:
-    """Tells who chose what is in force."""
+    """Describe who chose the values in force."""
     source = "as the model's makers state" if recommended.stated else "edge-spec's defaults"
     given = [_SHOWN[name] for name in _SHOWN if asked.get(name) is not None]
     if not given:

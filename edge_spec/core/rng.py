@@ -1,4 +1,4 @@
-"""Seeded random draws that belong to their position in the text and to their purpose."""
+"""Seeded random draws, tied to a position in the text and a purpose."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ import numpy as np
 
 
 class Draws:
-    """A random 64-bit number for each position, independent of the order of asking.
-
-    What belongs to its position makes sampled text the same with and without speculation for one
-    seed. Streams with other purposes are independent (Philox keys).
-    """
+    """A random 64-bit number for each position, independent of the order of calls, so that sampled
+    text is the same with and without speculation for one seed. Streams of other purposes are
+    independent (Philox keys)."""
 
     def __init__(self, seed: int, purpose: int = 0) -> None:
         self._generator = generator(seed, purpose)
@@ -26,12 +24,12 @@ class Draws:
 
 
 class Purpose(IntEnum):
-    """Says what random numbers are for; each has a stream of its own."""
+    """What random numbers are for; each has its own stream."""
 
     POSITION = 0  # the target's own choices
-    ACCEPTANCE = 1  # whether a sampled draft token is accepted
-    RECOVERY = 2  # what is written in its place
-    DRAFT = 3  # what is drafted
+    ACCEPTANCE = 1  # whether to accept a sampled draft token
+    RECOVERY = 2  # the token in place of a rejected one
+    DRAFT = 3
 
 
 def generator(seed: int, purpose: int) -> np.random.Generator:
@@ -39,8 +37,8 @@ def generator(seed: int, purpose: int) -> np.random.Generator:
 
 
 def exponential(key: int | np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """[tokens] float64 exponential numbers: SplitMix64 (Steele et al. 2014) from `key`, of which
-    token i has the i-th output. Several keys, [keys, 1] uint64, make [keys, tokens]."""
+    """Return [tokens] float64 exponential numbers: for token i, output i of SplitMix64 (Steele et
+    al. 2014) from `key`. Keys [keys, 1] uint64 give [keys, tokens]."""
     bits = tokens.astype(np.uint64)
     bits += np.uint64(1)
     bits *= np.uint64(0x9E3779B97F4A7C15)
@@ -51,14 +49,14 @@ def exponential(key: int | np.ndarray, tokens: np.ndarray) -> np.ndarray:
         bits *= np.uint64(factor)
     bits >>= np.uint64(12)
     uniform = bits.astype(np.float64)
-    uniform += 0.5  # exact with 52 bits: neither 0 nor 1, so that every number is positive
+    uniform += 0.5  # exact with 52 bits, never 0 or 1: results are positive
     uniform *= 2.0**-52
     np.log(uniform, out=uniform)
     return np.negative(uniform, out=uniform)
 
 
 def pick(probabilities: np.ndarray, draw: float) -> int:
-    """Inverse transform: the first token whose cumulative probability exceeds `draw`."""
+    """Return the first token whose cumulative probability exceeds `draw`."""
     cumulative = probabilities.cumsum(dtype=np.float64)
     token = int(cumulative.searchsorted(draw * cumulative[-1], side="right"))
     if token == len(cumulative):  # rounded up to the whole

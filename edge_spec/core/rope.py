@@ -1,4 +1,4 @@
-"""Rotary position embeddings: which frequencies a model turns its queries and keys by."""
+"""Rotary position embeddings: the frequencies that rotate queries and keys."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """Says how the rotary frequencies differ from theta ** (-2i / rotary_dim).
+    """How rotary frequencies differ from theta ** (-2i / rotary_dim).
 
-    `linear` divides all of them by `factor`; `llama3` divides only the slow ones and blends in
-    between (Llama 3.1, "The Llama 3 Herd of Models", 2024, section 3.4.2); `factors` divides each
-    by its own entry, as GGUF files store it. cos and sin are multiplied by `magnitude`.
+    `linear` divides all by `factor`; `llama3` divides slow ones and blends in between (Llama 3.1,
+    "The Llama 3 Herd of Models", 2024, section 3.4.2); `factors` divides each by its entry, as in
+    GGUF files. cos and sin are multiplied by `magnitude`.
     """
 
     kind: str  # "linear" | "llama3" | "factors"
@@ -26,7 +26,6 @@ class RopeScaling:
     magnitude: float = 1.0
 
     def divisors(self, frequencies: np.ndarray) -> np.ndarray:
-        """Return what each of the unscaled frequencies is divided by."""
         if self.kind == "linear":
             return np.full_like(frequencies, self.factor)
         if self.kind == "factors":
@@ -46,20 +45,20 @@ class Rope:
     scaling: RopeScaling | None = None
 
     def unscaled(self, rotary_dim: int) -> np.ndarray:
-        """[rotary_dim / 2] float64; radians a position for each rotated pair, before scaling."""
+        """Return [rotary_dim / 2] float64, radians a position, before scaling."""
         exponents = -np.arange(0, rotary_dim, 2) / rotary_dim
         frequencies: np.ndarray = np.power(self.theta, exponents)
         return frequencies
 
     def frequencies(self, rotary_dim: int) -> np.ndarray:
-        """[rotary_dim / 2] float64; radians a position for each rotated pair."""
+        """Return [rotary_dim / 2] float64, radians a position."""
         frequencies = self.unscaled(rotary_dim)
         if self.scaling is not None:
             frequencies /= self.scaling.divisors(frequencies)
         return frequencies
 
     def tables(self, num_positions: int, rotary_dim: int) -> tuple[np.ndarray, np.ndarray]:
-        """cos and sin, each [num_positions, rotary_dim / 2] float32."""
+        """Return cos and sin, each [num_positions, rotary_dim / 2] float32."""
         angles = np.arange(num_positions)[:, None] * self.frequencies(rotary_dim)[None]
         magnitude = 1.0 if self.scaling is None else self.scaling.magnitude
         cos, sin = np.cos(angles) * magnitude, np.sin(angles) * magnitude

@@ -1,4 +1,4 @@
-"""Turns logits into tokens: processing, probabilities and seeded draws."""
+"""From logits to tokens: processing, probabilities and seeded draws."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from edge_spec.errors import SessionError
 
 
 class Constraint(Protocol):
-    """Follows one answer token by token. Used by one thread at a time."""
+    """Limits one answer's tokens, such as a grammar does. Used by one thread at a time."""
 
     def allowed(self, path: Sequence[int]) -> np.ndarray:
-        """[vocab] bool: what may come after the output and `path`; everything where `path` itself
-        may not, since nothing after it is ever written."""
+        """Return [vocab] bool: tokens allowed after the output and `path`; all if `path` is not
+        allowed, since nothing after it is written."""
 
     def num_allowed(self, tokens: Sequence[int]) -> int:
-        """Says how many of `tokens` may be written, one after the other, after the output."""
+        """Count how many of `tokens`, in sequence, may follow the output."""
 
     def forced(self) -> list[int]:
-        """Tokens that spell what has to come next; they need not be the ones that are written."""
+        """Return tokens that spell the required continuation, though others may spell it too."""
 
     def observe(self, tokens: Sequence[int]) -> None:
-        """These are now part of the output."""
+        """Append tokens to the output."""
 
 
 def permitted(tree: TokenTree, constraint: Constraint) -> TokenTree:
-    """The tree without draft tokens that cannot be accepted, and without what is below them.
+    """Drop draft tokens that the constraint forbids, with their descendants.
 
-    Sampled rows stay, since dropping one for what it is would change the distribution, and so do
-    trees with rows that are needed, which are scored for what their drafter learns from them.
+    Sampled rows stay, because dropping one for its value would change the distribution; so do trees
+    with required rows, from whose scores their drafter learns.
     """
     if len(tree) == 1 or tree.required or any(probs is not None for probs in tree.draft_probs):
         return tree
@@ -54,20 +54,20 @@ def permitted(tree: TokenTree, constraint: Constraint) -> TokenTree:
 
 
 class Score(NamedTuple):
-    """Says how likely a token was by the model itself, before penalties and grammar."""
+    """A token's probability before penalties and grammar."""
 
     logprob: float  # natural logarithm
-    alternatives: tuple[tuple[int, float], ...]  # the likeliest tokens, the likeliest first
+    alternatives: tuple[tuple[int, float], ...]  # likeliest first
 
 
 def score_of(logits: np.ndarray, token: int, num_alternatives: int) -> Score:
-    """Scores `token` where the model gave these logits, [vocab] float32."""
+    """Score `token` given the model's logits, [vocab] float32."""
     logprobs = logits.astype(np.float64)
     logprobs -= logprobs.max()
     logprobs -= np.log(np.exp(logprobs).sum())
     count = min(num_alternatives, len(logprobs))
     least = np.partition(logprobs, -count)[-count] if count else np.inf
-    likeliest = np.flatnonzero(logprobs >= least)  # ascending, and more where some tie
+    likeliest = np.flatnonzero(logprobs >= least)  # ascending; more than `count` if some tie
     likeliest = likeliest[np.argsort(-logprobs[likeliest], kind="stable")][:count]
     alternatives = tuple((int(each), float(logprobs[each])) for each in likeliest)
     return Score(float(logprobs[token]), alternatives)
@@ -75,27 +75,23 @@ def score_of(logits: np.ndarray, token: int, num_alternatives: int) -> Score:
 
 class TokenChoice(NamedTuple):
     token: int
-    near_tie: bool  # greedy: another token was within the model's numeric noise
+    near_tie: bool  # greedy: another token was within numeric noise
 
 
 class Sampler:
-    """Chooses the tokens of one generation; owns its penalties' history and its random draws.
+    """Chooses one generation's tokens; owns the penalties' history and the random draws.
 
-    Each position has a race of its own, in which the token with the smallest of E / probability
-    wins, E being an exponential number for this token at this position. That draws from the
-    probabilities, and two models that have much the same ones mostly choose the same token, so a
-    draft that takes part in the same race drafts well without touching what the target writes
-    (Daliri et al. 2024, Coupling without Communication and Drafter-Invariant Speculative Decoding).
+    Each position is a race won by the smallest E / probability, E being an exponential number for
+    this token and position, which samples from the probabilities. Models with similar probabilities
+    mostly choose the same token, so a draft in the same race drafts well without affecting the
+    target's choices (Daliri et al. 2024, Coupling without Communication and Drafter-Invariant
+    Speculative Decoding).
 
-    `tie_margin` is the logit margin below which a choice may depend on how many rows were scored
-    together (Numerics.tie_margin), 0 where no choice can.
-
-    `sampled_drafts` is whether drafts may be sampled on their own, which more of them survive, but
-    the text is then another one than plain decoding writes with the same numbers, if of the same
-    distribution. By default they may, unless a seed asks for a text that can be had again.
-
-    `constraint` leaves only the tokens that it allows. `num_alternatives` is how many `score`
-    lists, None where tokens are not scored.
+    `tie_margin`: logit margin within which a choice may depend on the number of rows scored
+    together (Losslessness.tie_margin); 0 if none can. `sampled_drafts`: drafts may be sampled
+    independently. More of them are accepted, but the text, though of the same distribution, is not
+    that of plain decoding with the same numbers; allowed by default unless a seed asks for a
+    reproducible text. `num_alternatives`: how many `score` lists; None: do not score.
     """
 
     def __init__(
@@ -122,7 +118,6 @@ class Sampler:
         self._output: Counter[int] = Counter()
 
     def observe(self, tokens: Iterable[int]) -> None:
-        """Adds tokens that are now part of the output."""
         if self.constraint is not None:
             tokens = list(tokens)
             self.constraint.observe(tokens)
@@ -132,15 +127,13 @@ class Sampler:
                 self._output[token] += 1
 
     def choose(self, logits: np.ndarray, path: Sequence[int]) -> TokenChoice:
-        """The token after the output and `path`, the row's own drafted tokens.
-
-        logits: [vocab] float32, not modified. Raises SessionError where they are no numbers, or
-        none of them allows a token; so do `probs` and `preference`.
-        """
+        """Return the token after the output and `path`, the row's own draft tokens. logits: [vocab]
+        float32, not modified. Like `probs` and `preference`, raises SessionError unless logits are
+        finite and allow a token."""
         if not self._raw:
             logits = self._processed(logits, path)
         if self.params.greedy:
-            token = int(logits.argmax())  # of a NaN, where there is one
+            token = int(logits.argmax())  # index of a NaN, if any
             _require_number(logits[token])
             if not self.tie_margin:
                 return TokenChoice(token, near_tie=False)
@@ -151,7 +144,7 @@ class Sampler:
         return TokenChoice(int(tokens[first]), near_tie=False)
 
     def probs(self, logits: np.ndarray, path: Sequence[int]) -> np.ndarray:
-        """[vocab] float64: what `choose` draws from; 1 for one token where it is greedy."""
+        """Return [vocab] float64, the distribution of `choose`; one-hot if greedy."""
         if not self._raw:
             logits = self._processed(logits, path)
         if self.params.greedy:
@@ -164,13 +157,12 @@ class Sampler:
 
     @property
     def prefers_by_logits(self) -> bool:
-        """Says whether `preference` is e to the logits as they are, whatever was written."""
+        """Return whether `preference` is always exp of the given logits."""
         return self._raw and self.params.greedy
 
     def preference(self, logits: np.ndarray, path: Sequence[int]) -> np.ndarray:
-        """[vocab] weights whose largest is at the token that `choose` takes, and whose
-        others tell how close it was: e to the logits where it is greedy, else the inverse of the
-        finish times of the race."""
+        """Return [vocab] weights, largest for `choose`'s token, that show how close others came:
+        exp of logits if greedy, else inverse finish times."""
         if not self._raw:
             logits = self._processed(logits, path)
         if self.params.greedy:
@@ -184,25 +176,23 @@ class Sampler:
         return preference
 
     def score(self, logits: np.ndarray, token: int) -> Score | None:
-        """Scores the token that was written where the model gave these logits, [vocab] float32."""
         count = self.num_alternatives
         return None if count is None else score_of(logits, token, count)
 
     def uniform(self, purpose: Purpose) -> float:
-        """The next number of a stream in [0, 1)."""
+        """Draw the next number of a stream, in [0, 1)."""
         if purpose not in self._streams:
             self._streams[purpose] = generator(self.seed, purpose)
         return self._streams[purpose].random()
 
     def draw(self, probabilities: np.ndarray, purpose: Purpose) -> int:
-        """A token drawn from [vocab] weights, which need not sum to 1."""
+        """Draw a token from [vocab] weights, which need not sum to 1."""
         return pick(probabilities, self.uniform(purpose))
 
     def _race(self, tokens: np.ndarray, probabilities: np.ndarray, depth: int) -> np.ndarray:
-        """[tokens] float64: when each of these tokens finishes; never, where it has no
-        probability."""
+        """Return [tokens] float64 finish times; infinity at probability 0."""
         finish = exponential(self._draws.at(self.num_chosen + depth), tokens)
-        with np.errstate(divide="ignore", over="ignore"):  # by hardly any or no probability
+        with np.errstate(divide="ignore", over="ignore"):  # probability near or equal to 0
             finish /= probabilities
         return finish
 
@@ -232,11 +222,8 @@ class Sampler:
 
 
 def target_probs(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
-    """[vocab] float64 probabilities after temperature, top-k, top-p and min-p.
-
-    top-k and top-p keep every token that ties with the last one kept, so that the result does
-    not depend on the order of equal logits.
-    """
+    """Return [vocab] float64 probabilities after temperature, top-k, top-p and min-p. top-k and
+    top-p keep all ties with the last token kept, so the order of equal logits does not matter."""
     tokens, kept = _kept(logits, params)
     if len(kept) == len(logits):
         return kept
@@ -246,8 +233,7 @@ def target_probs(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
 
 
 def _kept(logits: np.ndarray, params: SamplingParams) -> tuple[np.ndarray, np.ndarray]:
-    """The tokens that top-k, top-p and min-p keep, in ascending order, and their float64
-    probabilities."""
+    """Return the kept tokens, ascending, and their float64 probabilities."""
     tokens = np.arange(len(logits))
     peak = logits.max()
     _require_number(peak)
@@ -271,7 +257,7 @@ def _kept(logits: np.ndarray, params: SamplingParams) -> tuple[np.ndarray, np.nd
 
 
 def _require_number(peak: float) -> None:
-    """peak: the largest of some scores, which is NaN where any of them is."""
+    """Raise SessionError unless `peak`, the largest logit (NaN if any is), is finite."""
     if not isfinite(peak):
         raise SessionError(
             f"the model's scores are no numbers (the largest is {peak})",
@@ -280,11 +266,11 @@ def _require_number(peak: float) -> None:
 
 
 def _least_of_nucleus(probabilities: np.ndarray, top_p: float) -> float:
-    """The smallest of the largest probabilities that together make `top_p`."""
-    # All that are smaller than this make less than half of 1 - top_p.
+    """Return the smallest of the largest probabilities that sum to `top_p`."""
+    # Probabilities below this sum to less than half of 1 - top_p.
     negligible = (1 - top_p) / (2 * len(probabilities))
     smallest, mass = float(probabilities.max()), 0.0
-    while mass <= top_p and smallest > negligible:  # few need sorting
+    while mass <= top_p and smallest > negligible:  # so that few need sorting
         smallest = max(smallest / 256, negligible)
         large = probabilities[probabilities >= smallest]
         mass = float(large.sum())

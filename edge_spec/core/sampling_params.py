@@ -1,4 +1,4 @@
-"""Says how a token is chosen, and refuses what is out of range."""
+"""Sampling parameters and their ranges."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 
 from edge_spec.errors import UsageError
 
-LEAST_PENALTY = 0.01  # of repetitions: what is divided by less leaves float32
+LEAST_PENALTY = 0.01  # of repetitions: dividing by less overflows float32
 _NO_BIAS: Mapping[int, float] = {}
 
 
 def is_number(value: Any) -> bool:
-    """Says whether it is a real number, as numpy's are, too; True and False are none."""
+    """Return whether this is a real number (numpy's included), not a bool."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def is_whole(value: Any) -> bool:
-    """Says whether it is a whole number, as numpy's are, too; True and False are none."""
+    """Return whether this is an integer (numpy's included), not a bool."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
@@ -46,17 +46,19 @@ _VALID: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Says how the next token is chosen. Raises UsageError for a value out of its range.
+    """How the next token is chosen. Raises UsageError for a value out of range.
+
     Temperature 0 takes the most probable token. Otherwise logits are processed in this order: bias,
-    penalties, temperature, top-k, top-p, min-p."""
+    penalties, temperature, top-k, top-p, min-p.
+    """
 
     temperature: float = 0.0
     top_k: int = 0  # 0: all tokens
     top_p: float = 1.0
     min_p: float = 0.0
-    repetition_penalty: float = 1.0  # > 1 makes every token of prompt and output less likely
-    presence_penalty: float = 0.0  # subtracted from the logit of every token of the output
-    frequency_penalty: float = 0.0  # the same, as often as the token stands there
+    repetition_penalty: float = 1.0  # above 1, tokens of prompt and output become less likely
+    presence_penalty: float = 0.0  # subtracted from logits of the output's tokens
+    frequency_penalty: float = 0.0  # the same, multiplied by a token's count
     logit_bias: Mapping[int, float] = field(default_factory=lambda: _NO_BIAS)
     seed: int | None = None  # None: a fresh one each time
 
@@ -65,7 +67,7 @@ class SamplingParams:
             value = getattr(self, name)
             try:
                 valid = not isinstance(value, bool) and is_valid(value)
-            except (AttributeError, TypeError):  # of another type
+            except (AttributeError, TypeError):
                 valid = False
             if not valid:
                 raise UsageError(f"{name} is {value!r}", remedy=f"It has to be {expected}.")
@@ -80,5 +82,5 @@ class SamplingParams:
 
     @property
     def raw(self) -> bool:
-        """Says whether logits can be used as the model gave them."""
+        """Return whether logits are used unchanged."""
         return not (self.penalized or self.logit_bias)

@@ -1,4 +1,4 @@
-"""Turns the failure of a target into an error that says so."""
+"""Turn a target's failures into EdgeSpecError."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ _log = logging.getLogger(__name__)
 
 
 class TranslatedErrors:
-    """Turns what the target's runtime raises within the block into a SessionError, or a
-    DeviceMemoryError where memory ran out; an EdgeSpecError, and what is `known`, pass as they are.
-    """
+    """Turns a runtime's exceptions in the block into SessionError, or DeviceMemoryError where
+    memory ran out. EdgeSpecError and `known` pass unchanged."""
 
     def __init__(self, *known: type[Exception]) -> None:
         self._known: tuple[type[Exception], ...] = (EdgeSpecError, *known)
@@ -48,7 +47,7 @@ translate_errors = TranslatedErrors()
 
 
 def require_scores(out: Forward, num_rows: int, vocab_size: int | None) -> None:
-    """Raises SessionError for scores that are not [num_rows, vocab_size]; None: any number."""
+    """Raise SessionError unless logits are [num_rows, vocab_size]; None: any size."""
     shape = out.logits.shape
     if shape != (num_rows, vocab_size or shape[-1]):
         raise SessionError(
@@ -58,8 +57,8 @@ def require_scores(out: Forward, num_rows: int, vocab_size: int | None) -> None:
 
 
 def roll_back(session: Session, length: int) -> int:
-    """Rolls back to `length` tokens, or to the last kept place before, or to none where a sliding
-    window lacks what they need. Returns how many tokens are left. Raises SessionError."""
+    """Roll back to `length`, to the last kept place before, or to 0 where a sliding window lost
+    tokens. Return the tokens left. Raises SessionError."""
     try:
         with translate_errors:
             session.rollback(place_before(session, length))
@@ -70,7 +69,7 @@ def roll_back(session: Session, length: int) -> int:
 
 
 def close_quietly(session: Session) -> None:
-    """Closes a session that may have failed, and then may fail here, too."""
+    """Close a session that may have failed."""
     try:
         session.close()
     except Exception as error:

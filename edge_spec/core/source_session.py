@@ -1,8 +1,5 @@
-"""The session of an encoder-decoder: a source, and the answer that is written about it.
-
-To all that uses it, it is one text, `source </s> start answer...`. Tokens of the source wait until
-it ends; then the encoder reads all of them, and the answer's positions begin at 0.
-"""
+"""The session of an encoder-decoder. Users see one text, `source </s> start answer...`. When the
+source ends, the encoder reads it at once, and the answer's positions begin at 0."""
 
 from __future__ import annotations
 
@@ -15,14 +12,14 @@ from edge_spec.core.model import Forward, Session, require_rollback, require_roo
 from edge_spec.core.model_parts import Encoder
 from edge_spec.core.tree import TokenTree
 
-SOURCE = "source"  # its tokens, in a state
+SOURCE = "source"  # name of its tokens in a state
 
 
 class DecoderSession(Session, Protocol):
-    """A decoder's cache, whose passes attend to a source beside it. Its length is the answer's."""
+    """A decoder's cache, whose passes also attend to a source. `length` is the answer's."""
 
     def attend_to(self, source: Sequence[int]) -> None:
-        """Encodes these tokens, one or more, for all passes from now on."""
+        """Encode these tokens, one or more, for all later passes."""
 
     def state(self) -> dict[str, np.ndarray]: ...
 
@@ -30,25 +27,26 @@ class DecoderSession(Session, Protocol):
 
 
 class SourceSession:
-    """See `edge_spec.core.model.Session`. The source ends before the first start token, or where a
-    row is scored before one has come; an empty source is read as that token alone. A source that
-    goes on in another way is encoded again, all of it: an encoder reads in both directions. A
-    rollback into the answer keeps what was encoded.
+    """A `Session` of source and answer.
 
-    A source that ends as the one before it did, say with `</s>`, is encoded at once, as a part of
-    reading the prompt: the first pass of an answer would take many times as long as the others, by
-    which it is decided what to draft.
+    The source ends before the first start token, or when a row is scored without one; an empty
+    source is read as the start token. A changed source is encoded anew, as an encoder reads in both
+    directions; a rollback into the answer keeps the encoding.
+
+    A source that ends like the previous one, such as with `</s>`, is encoded while the prompt is
+    read. Otherwise the answer's first pass would take many times as long as others, and drafting is
+    decided by durations.
     """
 
     def __init__(self, decoder: DecoderSession, encoder: Encoder, context_length: int) -> None:
-        """context_length: tokens of source and answer together."""
+        """context_length: of source and answer together."""
         self._decoder = decoder
         self._description = encoder
         self._context_length = context_length
         self._source: list[int] = []
-        self._has_ended = False  # the source has: what comes now is the answer
+        self._has_ended = False  # the answer has begun
         self._encoded: list[int] | None = None  # the source that the decoder attends to
-        self._last: int | None = None  # token of the source before
+        self._last: int | None = None  # last token of the source before
 
     @property
     def length(self) -> int:
@@ -89,7 +87,7 @@ class SourceSession:
             self._has_ended = False
 
     def state(self) -> dict[str, np.ndarray]:
-        """Returns the decoder's state, and "source" [tokens] int32, which is encoded again."""
+        """Return the decoder's state and "source" [tokens] int32, which is encoded again."""
         return {**self._decoder.state(), SOURCE: np.array(self._source, np.int32)}
 
     def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
@@ -107,8 +105,7 @@ class SourceSession:
         self._decoder.close()
 
     def _encode(self) -> None:
-        """Encodes the source before a pass of the decoder."""
         if self._encoded != self._source:
-            self._encoded = None  # whatever becomes of the pass
+            self._encoded = None  # also if this raises
             self._decoder.attend_to(self._source or [self._description.start_id])
             self._encoded = list(self._source)

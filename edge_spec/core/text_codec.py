@@ -1,4 +1,4 @@
-"""Turns text into tokens and back."""
+"""Protocols that turn text into tokens and back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class TextPieces(Protocol):
-    """Turns tokens into text as they come."""
+    """Turns tokens into text incrementally."""
 
     def push(self, token: int) -> str: ...
 
@@ -15,27 +15,26 @@ class TextPieces(Protocol):
 
 
 class TextCodec(Protocol):
-    """Text to tokens and back: `Tokenizer`, or what a runtime brings for its own files."""
+    """`Tokenizer`, or a runtime's own for its files."""
 
     def encode(self, text: str) -> list[int]:
-        """Reads each added token that the text spells, special ones included."""
+        """Encode text with all added tokens that it spells, special ones included."""
 
     def encode_given(self, text: str, given: Sequence[int], control: Collection[int]) -> list[int]:
-        """Does the same, but reads no token of `control` where a given character takes part in it:
-        there it is text like any other. given: places of characters, in order."""
+        """Like `encode`, but leave tokens of `control` that include a given character as plain
+        text. given: indices of characters, ascending."""
 
     def added_tokens(self) -> Mapping[str, tuple[int, bool]]:
-        """Return what is one token wherever a text spells it: by its text, its id, and whether it
-        is special."""
+        """Return tokens that any text can spell, by text: id, and whether special."""
 
     @property
     def reads_variants(self) -> bool:
-        """Return whether an added token may be spelled otherwise, such as in other letters."""
+        """Return whether added tokens have other spellings, such as other case."""
 
     def decode(self, ids: Sequence[int]) -> str: ...
 
     def piece(self, token: int) -> bytes:
-        """Returns what the token adds within a text, maybe a part of a character; special: b""."""
+        """Return a token's bytes, maybe part of a character; b"" if special."""
 
     def stream(self) -> TextPieces: ...
 
@@ -44,6 +43,6 @@ class TextCodec(Protocol):
     def token_id(self, text: str) -> int | None: ...
 
     def special_text(self, token: int) -> str:
-        """Return how a special token is written, which no text shows; "" for other tokens."""
+        """Return a special token's text, which decoding omits; "" for others."""
 
     def vocabulary(self) -> dict[str, int]: ...

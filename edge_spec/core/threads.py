@@ -1,10 +1,9 @@
-"""Chooses how many threads make a pass, beside whatever else the machine is doing.
+"""Choose a pass's number of threads by what else the machine runs.
 
-The threads of a pass wait for each other many times: where another process takes one of the cores,
-all of them wait for the thread that was there, now and then for a tenth of a second, and fewer
-threads are faster. Nothing tells that as well as the passes do: where they have become slow, a
-smaller number is tried for a few. A larger one is tried again once cores are idle, or where the
-system does not tell, now and then. The faster one stays.
+Threads of a pass wait for each other many times. If another process takes a core, all wait for that
+thread, at times a tenth of a second, and fewer threads are faster. When passes become slow, a few
+try fewer threads; more are tried once cores are idle, or now and then where that is unknown. The
+faster number stays.
 """
 
 from __future__ import annotations
@@ -18,24 +17,22 @@ from pathlib import Path
 
 from edge_spec.core.spaced_retries import SpacedRetries
 
-_SLOW = 1.4  # times a pass's usual duration, from which on fewer threads are tried
-_BETTER = 0.85  # of the duration before, that a trial has to take at most
-_UNCOUNTED = 2  # the first passes of a width, which bind buffers
-_WATCHED = 16  # passes that tell whether the machine is busy
-_TRIED = 6  # passes of a trial, after one that is not counted
+_SLOW = 1.4  # of a pass's usual duration: fewer threads are tried
+_BETTER = 0.85  # of the duration before, at most, for a trial to win
+_UNCOUNTED = 2  # first passes of a width, which bind buffers
+_WATCHED = 16  # passes that show whether the machine is busy
+_TRIED = 6  # passes of a trial, after an uncounted one
 _FIRST_REST, _LONGEST_REST = 64, 512  # passes between two trials
-_AGEING = 1.002  # by which the usual duration grows with each pass, as a text does
-_IDLE = 0.7  # of the cores that more threads would use, which have to be idle
-_IDLE_S = 0.1  # that cores are watched at least: the system counts in hundredths of a second
+_AGEING = 1.002  # of the usual duration with each pass, as the text grows
+_IDLE = 0.7  # of the additional cores, which must be idle
+_IDLE_S = 0.1  # to watch cores at least: the system counts in hundredths of a second
 _STAT, _IDLE_FIELD = Path("/proc/stat"), 4  # proc(5): its first line, split
 
 
 class ThreadGovernor:
-    """Chooses among `num_threads` and fewer by the durations of one session's passes.
-
-    Passes of different widths are compared by their durations over the usual one of that width,
-    near the best. Means are compared, since a few passes that wait long are what is to be avoided.
-    """
+    """Chooses up to `num_threads` by durations of one session's passes, relative to the usual one,
+    near the best, of their width. Means are compared, since the aim is to avoid the few passes that
+    wait long."""
 
     def __init__(
         self,
@@ -45,9 +42,8 @@ class ThreadGovernor:
         clock: Callable[[], float] = time.monotonic,
         idle_time: Callable[[], float | None] | None = None,
     ) -> None:
-        """steps: that it may go down. is_ready: whether passes may have that number of threads by
-        now; asked before each trial. idle_time: seconds of all cores together, which the system
-        counts by default."""
+        """steps: most steps down. is_ready: whether passes may use so many threads now; called
+        before each trial. idle_time: idle seconds of all cores together."""
         self.threads = num_threads  # of the next pass
         self._ladder = _ladder(num_threads)[: None if steps is None else steps + 1]
         self._is_ready = is_ready
@@ -57,7 +53,7 @@ class ThreadGovernor:
         self._recent: deque[tuple[int, float]] = deque(maxlen=_WATCHED)  # rows, seconds
         self._trial: list[tuple[int, float]] | None = None
         self._tried_rung = 0
-        # In passes, before the next trial: the first ones bind buffers.
+        # Passes until the next trial: the first ones bind buffers.
         self._rests = SpacedRetries(_FIRST_REST, _LONGEST_REST, resting=_WATCHED)
         self._alike = 0  # passes since the last trial
         self._clock = clock
@@ -65,7 +61,7 @@ class ThreadGovernor:
         self._watched_from: tuple[float, float] | None = None  # clock and idle time
 
     def observe(self, rows: int, seconds: float) -> int:
-        """Return the threads of the next pass."""
+        """Record a pass and return the threads of the next one."""
         if self._trial is not None:
             if self._seen[rows] > _UNCOUNTED:
                 self._trial.append((rows, seconds))
@@ -85,16 +81,15 @@ class ThreadGovernor:
         return self.threads
 
     def _consider(self) -> None:
-        """Begins a trial where one may pay: of more threads now and then, of fewer where passes
-        have become slow."""
+        """Try more threads now and then, or fewer when passes are slow."""
         if self._rung and self._alike % _WATCHED == 0 and self._has_room():
             self._try(self._rung - 1)
         elif self._rung + 1 < len(self._ladder) and self._is_slow():
             self._try(self._rung + 1)
 
     def _has_room(self) -> bool:
-        """Return whether cores are idle that more threads would use. Where the system does not
-        tell, or others have them for long, it may be so now and then."""
+        """Return whether more threads would find idle cores; where unknown, or cores stay busy
+        long, now and then."""
         idle_s = self._idle_time()
         if idle_s is None or self._alike >= _LONGEST_REST:
             return self._alike >= self._rests.length
@@ -108,7 +103,6 @@ class ThreadGovernor:
         return idle_s - before_idle_s > _IDLE * wanted * (now - before)
 
     def _is_slow(self) -> bool:
-        """Return whether passes have been slow for a while: one that waited long is no reason."""
         passes = list(self._recent)
         halves = passes[: _WATCHED // 2], passes[_WATCHED // 2 :]
         return min(map(self._slowness, halves)) > _SLOW
@@ -121,12 +115,11 @@ class ThreadGovernor:
         self.threads = self._ladder[rung]
 
     def _is_lost(self, tried: Sequence[tuple[int, float]]) -> bool:
-        """Return whether a trial has taken longer than all of it may: one pass may wait long."""
+        """Return whether a trial already took longer than all of it may."""
         most = _BETTER * _TRIED * self._slowness(self._recent)
         return bool(tried) and len(tried) * self._slowness(tried) > most
 
     def _judge(self, tried: Iterable[tuple[int, float]]) -> None:
-        """Stays at the rung that was tried, or goes back to the one before."""
         if self._slowness(tried) < _BETTER * self._slowness(self._recent):
             self._rung = self._tried_rung
             self._rests.resting = 0
@@ -138,7 +131,6 @@ class ThreadGovernor:
         self.threads = self._ladder[self._rung]
 
     def _slowness(self, passes: Iterable[tuple[int, float]]) -> float:
-        """The mean of their durations over the usual ones."""
         ratios = [
             seconds / self._usual[rows] for rows, seconds in passes if self._usual.get(rows, 0.0)
         ]
@@ -146,8 +138,7 @@ class ThreadGovernor:
 
 
 def count_idle_time() -> float | None:
-    """Return the seconds that all cores together have been idle since the system started; None
-    where it does not tell (other systems than Linux)."""
+    """Return idle seconds of all cores together since boot; None except on Linux."""
     with suppress(OSError, ValueError, IndexError):
         first = _STAT.read_text(encoding="ascii").partition("\n")[0]
         return int(first.split()[_IDLE_FIELD]) / os.sysconf("SC_CLK_TCK")
@@ -155,7 +146,7 @@ def count_idle_time() -> float | None:
 
 
 def _ladder(num_threads: int) -> list[int]:
-    """Numbers of threads to choose from, the most first: steps of a quarter, of one at least."""
+    """Return numbers of threads, descending by a quarter, at least by one."""
     steps = [num_threads]
     while steps[-1] > 1:
         steps.append(steps[-1] - max(1, steps[-1] // 4))

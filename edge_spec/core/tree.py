@@ -1,8 +1,5 @@
-"""Drafted tokens as a tree, the one form in which every drafter proposes, and its verdict.
-
-Rows of a tree stand side by side in the cache, so the row before another on its path, which a short
-convolution takes in, is not the one before it in the cache.
-"""
+"""Draft tokens as a tree, the form of all proposals, and the verdict on it. Rows are adjacent in
+the cache, so a row's parent, which a short convolution reads, need not be the row before it."""
 
 from __future__ import annotations
 
@@ -18,39 +15,40 @@ _CERTAIN = np.ones(1, np.float32)
 
 
 class Siblings(StrEnum):
-    """Says how the sampled children of one row were drawn, and so how they are verified."""
+    """How a row's sampled children were drawn, and so how to verify them."""
 
     WITHOUT_REPLACEMENT = "without-replacement"  # Chen et al. 2024, Sequoia
     WITH_REPLACEMENT = "with-replacement"  # Miao et al. 2024, SpecInfer
-    K_SEQ = "k-seq"  # with replacement too, accepted as in Sun et al. 2023, SpecTr
+    K_SEQ = "k-seq"  # with replacement, accepted as in Sun et al. 2023, SpecTr
 
 
 @dataclass(frozen=True, eq=False)
 class TokenTree:
-    """Tokens to score in one pass. Row 0 is the pending token: chosen, not yet in the KV cache.
+    """Tokens to score in one pass. Row 0 is the pending token: chosen, but not yet in the KV cache.
 
-    `draft_probs[i]` is the distribution that row i was *sampled* from, or None for a
-    deterministic candidate; which of the two decides the acceptance rule. Siblings were sampled
-    from the same one in their order, as `siblings` says. A sampled row's confidence may depend on
-    its ancestors and on the distributions, never on its own token, and does not rise from one
-    sibling to the next: a policy that drops unlikely rows would change what is written.
-    `only_child[i]` says whether row i had no siblings when it was drafted, whatever was dropped
-    since.
-    `proposed_by[i]` names the drafter of row i, several joined by "+" ("" for the pending token).
-    `required[i]` marks a row that is scored for what its drafter learns from it, however unlikely
-    it is to be right; so are its ancestors. Raises ValueError unless parents precede their children
-    and every array has one entry a row.
+    `draft_probs[i]` is the distribution that row i was *sampled* from, None for a deterministic
+    candidate; the acceptance rule depends on which. Siblings were sampled from one distribution, in
+    order, as `siblings` says. A sampled row's confidence may depend on its ancestors and on
+    distributions, never on its own token, and must not rise from one sibling to the next: otherwise
+    a policy that drops unlikely rows would change the text.
+
+    `only_child[i]`: row i had no siblings when drafted, whatever was dropped since.
+    `proposed_by[i]`: row i's drafter, several joined by "+"; "" for the pending token.
+    `required[i]`: row i and its ancestors are scored even if unlikely, because the drafter learns
+    from them.
+
+    Raises ValueError unless parents precede children and every array has one entry a row.
     """
 
     tokens: np.ndarray  # [rows] int32
     parents: np.ndarray  # [rows] int32; parents[0] == -1, parents[i] < i
-    confidence: np.ndarray  # [rows] float32: estimated P(row accepted | its parent is)
-    draft_probs: tuple[np.ndarray | None, ...] = ()  # per row [vocab]; empty: no row was sampled
+    confidence: np.ndarray  # [rows] float32: estimated P(row accepted | parent accepted)
+    draft_probs: tuple[np.ndarray | None, ...] = ()  # each [vocab]; empty: no row was sampled
     proposed_by: tuple[str, ...] = ()
-    required: tuple[bool, ...] = ()  # empty: no row is
+    required: tuple[bool, ...] = ()  # empty: none
     siblings: Siblings = Siblings.WITHOUT_REPLACEMENT
     only_child: tuple[bool, ...] = ()  # empty: as in this tree
-    is_chain: bool = field(init=False)  # whether each row is the only child of the one before it
+    is_chain: bool = field(init=False)  # each row is the only child of the previous one
 
     def __post_init__(self) -> None:
         rows = len(self.tokens)
@@ -64,7 +62,7 @@ class TokenTree:
         ):
             if entries and len(entries) != rows:
                 raise ValueError(f"a token tree needs no {name} or one entry a row")
-        parents = self.parents.tolist()  # every round makes some trees: lists are faster here
+        parents = self.parents.tolist()  # trees are built every round, and lists are faster here
         if parents[0] != -1:
             raise ValueError("row 0 of a token tree is the pending token and has no parent")
         object.__setattr__(self, "is_chain", parents == list(range(-1, rows - 1)))
@@ -80,8 +78,8 @@ class TokenTree:
         drafter: str = "",
         required: bool = False,
     ) -> TokenTree:
-        """The pending token followed by `tokens`, each the only child of the one before it."""
-        if not len(tokens):  # every plain round
+        """Return the pending token with `tokens` as a chain below."""
+        if not len(tokens):  # plain rounds
             return cls(np.array([pending], np.int32), _NO_PARENT, _CERTAIN, proposed_by=("",))
         rows = 1 + len(tokens)
         return cls(
@@ -97,7 +95,7 @@ class TokenTree:
 
     @cached_property
     def depths(self) -> np.ndarray:
-        """[rows] int32; the distance of each row from row 0."""
+        """Return [rows] int32, distances from row 0."""
         rows = len(self.tokens)
         depths = np.arange(rows, dtype=np.int32)
         if not self.is_chain:
@@ -107,12 +105,12 @@ class TokenTree:
 
     @property
     def leaves(self) -> np.ndarray:
-        """Return the rows that have no row below them, ascending."""
+        """Return the rows without children, ascending."""
         return np.setdiff1d(np.arange(len(self)), self.parents)
 
     @cached_property
     def ancestors(self) -> np.ndarray:
-        """[rows, rows] bool; ancestors[i, j]: row i attends to row j (itself included)."""
+        """Return [rows, rows] bool; ancestors[i, j]: row i attends to row j (itself included)."""
         rows = len(self.tokens)
         sees = np.eye(rows, dtype=bool)
         for row in range(1, rows):
@@ -132,16 +130,15 @@ class TokenTree:
         return children
 
     def is_sampled(self, row: int) -> bool:
-        """Return whether a child of `row` was sampled."""
         if not self.draft_probs:
             return False
         return any(self.draft_probs[child] is not None for child in self.children(row))
 
     def sampled_chain(self, row: int) -> list[int]:
-        """The sampled rows below `row` as long as each is the only child of the one before it.
+        """Return the sampled rows below `row` while each is an only child.
 
-        One whose siblings were dropped is none: that they were may depend on what it holds, and a
-        chain's rule has to be right on average over all that it may hold.
+        A row whose siblings were dropped ends the chain: that may depend on its token, and a
+        chain's rule must be right on average over all tokens.
         """
         chain: list[int] = []
         children = self.children(row)
@@ -162,14 +159,14 @@ class TokenTree:
         return tuple(len(self.children(parent)) == 1 if parent >= 0 else True for parent in parents)
 
     def path(self, row: int) -> list[int]:
-        """Rows from row 0 down to `row`, both included."""
+        """Return the rows from row 0 to `row`, inclusive."""
         path = [row]
         while path[-1] != 0:
             path.append(int(self.parents[path[-1]]))
         return path[::-1]
 
     def child(self, row: int, token: int) -> int | None:
-        """The first child of `row` that holds `token`."""
+        """Return the first child of `row` with this token."""
         return self._child_rows.get((row, token))
 
     @cached_property
@@ -182,7 +179,8 @@ class TokenTree:
 
     @cached_property
     def reach(self) -> np.ndarray:
-        """[rows] float64; the estimated chance that a row and all its ancestors are accepted."""
+        """Return [rows] float64: estimated probability that a row and its ancestors are
+        accepted."""
         reach: list[float] = self.confidence.tolist()
         reach[0] = 1.0
         for row, parent in enumerate(self.parents.tolist()):
@@ -191,8 +189,7 @@ class TokenTree:
         return np.array(reach)
 
     def followed(self, text: Iterable[int]) -> Iterator[tuple[int, bool]]:
-        """Every row whose draft token the text after the pending token decides, and whether it is
-        right: the children of the rows that the text passes through."""
+        """Yield each row that `text`, after the pending token, decides, and whether it is right."""
         if self.is_chain:  # most rounds
             for child, (candidate, token) in enumerate(
                 zip(self.tokens[1:].tolist(), text, strict=False), start=1
@@ -210,7 +207,7 @@ class TokenTree:
             row = self.child(row, token)
 
     def padded(self, rows: int) -> TokenTree:
-        """A tree of `rows` rows: these, then a chain of meaningless tokens below the last."""
+        """Return a tree of `rows` rows, with a chain of dummy tokens below the last."""
         extra = rows - len(self)
         if extra <= 0:
             return self
@@ -221,8 +218,7 @@ class TokenTree:
         )
 
     def prepend(self, tokens: Sequence[int]) -> TokenTree:
-        """This tree below a chain of `tokens`, which hold its first rows; neither sampled nor
-        proposed by anyone."""
+        """Return this tree below a chain of `tokens`; no row is sampled, proposed or required."""
         if not tokens:
             return self
         before = len(tokens)
@@ -234,13 +230,12 @@ class TokenTree:
 
     @property
     def leading_chain(self) -> int:
-        """Count the rows, from row 0 on, that are each the child of the one before it."""
+        """Count the leading rows that form a chain."""
         if self.is_chain:
             return len(self)
         return int(np.flatnonzero(self.parents != np.arange(-1, len(self) - 1))[0])
 
     def first_rows(self, rows: int) -> TokenTree:
-        """The tree of the first `rows` rows, itself a tree since parents precede children."""
         if rows >= len(self):
             return self
         return TokenTree(
@@ -255,7 +250,7 @@ class TokenTree:
         )
 
     def select(self, rows: Sequence[int]) -> TokenTree:
-        """The tree of these rows alone, in this order, each after its parent."""
+        """Return the tree of these rows, in order, each after its parent."""
         if list(rows) == list(range(len(self))):
             return self
         index = np.array(rows, np.int64)
@@ -275,21 +270,18 @@ class TokenTree:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of one round: the tokens that follow the pending one.
-
-    `accepted_rows` is the path of draft tokens that were right, in order; the tokens are theirs
-    and, unless the text was cut before it, one more of the target's own choice.
-    """
+    """Outcome of one round. `accepted_rows` is the path of right draft tokens; `tokens` are theirs
+    plus one of the target's choice, unless the text was cut before it."""
 
     tokens: tuple[int, ...]
     accepted_rows: tuple[int, ...]
-    exhausted: bool  # the path of right ones ended for want of draft tokens, not by a wrong one
+    exhausted: bool  # drafts ran out, none was wrong
     near_ties: int = 0
-    first_tie: int | None = None  # the first of the tokens that was a near tie
+    first_tie: int | None = None  # index in `tokens`
 
     @property
     def kept(self) -> tuple[int, ...]:
-        """Rows to commit: the pending one and those of all tokens but the last."""
+        """Rows to commit: the pending one, and all tokens' but the last."""
         return (0, *self.accepted_rows)[: len(self.tokens)]
 
     @property
@@ -301,16 +293,15 @@ class Verdict:
         return len(self.accepted_rows)
 
     def first_tokens(self, count: int) -> Verdict:
-        """The verdict as if the text had ended after `count` tokens."""
+        """Return the verdict as if the text had ended after `count` tokens."""
         if count >= len(self.tokens):
             return self
         return replace(self, tokens=self.tokens[:count], accepted_rows=self.accepted_rows[:count])
 
 
 def chain_first(tree: TokenTree, num_rows: int, min_reach: float = 0.0) -> TokenTree:
-    """Takes the best chain, up to its last row that is reached with `min_reach` or more, and after
-    it the other rows that are required; `num_rows` at most. Rows that can do without are left out.
-    """
+    """Select the best chain while its reach is at least `min_reach`, then other required rows; at
+    most `num_rows`."""
     reach: list[float] = tree.reach.tolist()
     if tree.is_chain and not tree.required:  # most rounds
         return tree.first_rows(min(num_rows, sum(chance >= min_reach for chance in reach)))
@@ -325,9 +316,8 @@ def chain_first(tree: TokenTree, num_rows: int, min_reach: float = 0.0) -> Token
 
 
 def likeliest(tree: TokenTree, num_rows: int, min_reach: float = 0.0) -> TokenTree:
-    """Takes the `num_rows` rows that are most likely to be accepted, each with `min_reach` or more.
-    Rows that are required go before all others, however unlikely. Siblings of K_SEQ are kept or
-    dropped together, by the last of them."""
+    """Select the `num_rows` likeliest rows with a reach of at least `min_reach`, required ones
+    first. K_SEQ siblings are kept or dropped together, by the least likely."""
     if tree.siblings is Siblings.K_SEQ and tree.draft_probs and not tree.is_chain:
         return tree.select(sorted(_likeliest_groups(tree, num_rows, min_reach)))
     reach = tree.reach
@@ -335,17 +325,17 @@ def likeliest(tree: TokenTree, num_rows: int, min_reach: float = 0.0) -> TokenTr
         return tree.first_rows(min(num_rows, int((reach >= min_reach).sum())))
     wanted = np.array(tree.required or (False,) * len(tree))
     wanted[0] = True
-    # Stable, and no row is likelier than its parent: parents come before their children.
+    # Stable; no row is likelier than its parent, so parents come first.
     order = np.lexsort((-reach, ~wanted))
     rows = [int(row) for row in order if wanted[row] or reach[row] >= min_reach]
     return tree.select(sorted(rows[:num_rows]))
 
 
 def _likeliest_groups(tree: TokenTree, num_rows: int, min_reach: float) -> list[int]:
-    """Return rows whose siblings are all among them. Whether a group is depends on none of its own
-    tokens: what is below it, which may depend on them, comes after it."""
+    """Return rows with all their siblings. Whether a group is kept does not depend on its own
+    tokens: descendants, which may, come later."""
     reach: list[float] = tree.reach.tolist()
-    least: dict[int, float] = {}  # chance of a row's children, by the least likely on the way
+    least: dict[int, float] = {}  # lowest reach among a row's children and groups above
     for row, parent in enumerate(tree.parents.tolist()):
         below = tree.children(row)
         if below:
@@ -359,16 +349,13 @@ def _likeliest_groups(tree: TokenTree, num_rows: int, min_reach: float) -> list[
     return kept
 
 
-NOTHING = -1  # stands before the text
+NOTHING = -1  # before the text's beginning
 
 
 def preceding(parents: np.ndarray, start: int, count: int) -> np.ndarray:
-    """Return [count, rows] int64: where the row before each row of a pass is cached, the one
-    before that, and so on; NOTHING where the text has begun later.
-
-    parents: [rows] int, of the pass, -1 where it is the last cached token. start: how many tokens
-    are cached; the rows of the pass follow them.
-    """
+    """Return [count, rows] int64: cache indices of each row's predecessor, of that one's, and so
+    on; NOTHING before the text. parents: [rows] int of the pass; -1: the last cached token. start:
+    cached tokens, which the rows follow."""
     found = np.empty((count, len(parents)), np.int64)
     row = np.asarray(parents, np.int64)
     for distance in range(count):
@@ -378,13 +365,12 @@ def preceding(parents: np.ndarray, start: int, count: int) -> np.ndarray:
 
 
 def chain_parents(rows: int) -> np.ndarray:
-    """Return [rows] int64: of rows that follow each other."""
+    """Return [rows] int64, the parents of a chain."""
     return np.arange(-1, rows - 1)
 
 
 def parents_seen(sees: np.ndarray) -> np.ndarray:
-    """Return [rows] int64: of rows whose paths are `sees` [rows, rows] bool, themselves included;
-    each row's parent is the last row before it that it sees."""
+    """Return [rows] int64: parents from `sees` [rows, rows] bool, each row's path with itself."""
     before = np.tril(sees, -1)
     last = len(sees) - 1 - np.argmax(before[:, ::-1], axis=1)
     return np.where(before.any(axis=1), last, -1)

@@ -1,12 +1,12 @@
-"""Threads that wait for their turn, which counts neither as hanging nor as being slow."""
+"""Threads that wait for their turn, which counts neither as hanging nor as slow."""
 
 from __future__ import annotations
 
 import time
 from threading import local
 
-_own = local()  # .waited_s: what this thread has waited, all in all
-_waiting: set[int] = set()  # threads, by their numbers
+_own = local()  # .waited_s: total of this thread
+_waiting: set[int] = set()  # thread identifiers
 
 
 def begin_waiting(thread: int) -> None:
@@ -22,10 +22,9 @@ def is_waiting(thread: int | None) -> bool:
 
 
 def add_wait(seconds: float) -> None:
-    """Counts what this thread has waited."""
     _own.waited_s = getattr(_own, "waited_s", 0.0) + seconds
 
 
 def own_clock() -> float:
-    """Returns seconds of a clock that stands still while this thread waits for its turn."""
+    """Return seconds of a clock that stops while this thread waits for its turn."""
     return time.perf_counter() - float(getattr(_own, "waited_s", 0.0))

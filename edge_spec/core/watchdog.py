@@ -1,8 +1,8 @@
-"""Passes in a thread of their own, so that one that never ends does not hold up the text: a draft's
-always, the target's where a time-out was asked for.
+"""Passes in a separate thread, so that one that hangs does not block the text: a draft's always,
+the target's if a time-out was set.
 
-A pass that hangs in a library cannot be ended from outside. Whoever waits for it hears so after a
-limit, and its session is not used again. Its memory stays taken until the pass ends, if ever.
+A hanging pass cannot be ended from outside. After a limit the caller gets a HungError, and the
+session is not used again; its memory is lost until the pass ends, if ever.
 """
 
 from __future__ import annotations
@@ -34,19 +34,20 @@ from edge_spec.errors import HungError
 
 _Result = TypeVar("_Result")
 
-LEAST_S = 2.0  # that a pass may take, however fast it usually is
-FIRST_S = 60.0  # that the first of its width may take: libraries prepare themselves then
-TIMES = 50  # what a pass of its width usually takes
-_SLICES = 10  # that a limit is waited for in
-_CHUNK = 256  # tokens of a prompt in one call, so that the limit need not cover a long one
+LEAST_S = 2.0  # lower bound of a pass's limit
+FIRST_S = 60.0  # limit of a width's first pass, when libraries prepare
+TIMES = 50  # limit relative to the width's usual duration
+_SLICES = 10  # parts in which a limit is waited for
+_CHUNK = 256  # tokens of a prompt in one call, to bound its duration
 
 _log = logging.getLogger(__name__)
 
 
 class WatchedModel:
-    """Another model, whose sessions give up passes that do not end. Closing it closes the other,
-    unless one of these still runs. A pass may take `times` what one of its width usually does, and
-    `least_s` anyhow; the first of its width `first_s`. remedy: of the HungError.
+    """A model whose sessions give up on passes that hang.
+
+    A pass's limit is `times` the usual duration of its width, at least `least_s`; for a width's
+    first, `first_s`. remedy: of the HungError. `close` leaves the model open if a pass hangs.
     """
 
     def __init__(
@@ -84,8 +85,7 @@ class WatchedModel:
 
 
 class WatchedSession:
-    """Another session. A pass that does not end raises HungError, as does every call after it. Only
-    passes are watched."""
+    """Wraps a session. A pass that hangs raises HungError, and so does every later call."""
 
     def __init__(
         self, session: Session, least_s: float, first_s: float, times: float, remedy: str
@@ -95,13 +95,13 @@ class WatchedSession:
         self._first_s = first_s
         self._times = times
         self._worker = _Worker(remedy)
-        self._usual: dict[tuple[str, int], tuple[int, float]] = {}  # passes and their mean seconds,
-        # by call and number of rows
+        # by call and rows: passes, mean seconds
+        self._usual: dict[tuple[str, int], tuple[int, float]] = {}
         self.is_in_use = True
 
     @property
     def hangs(self) -> bool:
-        """Return whether a pass was given up and has not ended, or its session is being closed."""
+        """Return whether an abandoned pass, or the close after it, still runs."""
         return self._worker.given_up is not None and self._worker.is_busy
 
     @property
@@ -111,7 +111,7 @@ class WatchedSession:
     def prefill(self, tokens: Sequence[int]) -> None:
         for start in range(0, len(tokens), _CHUNK):
             read = partial(self._session.prefill, tokens[start : start + _CHUNK])
-            self._watched(("prefill", _CHUNK), read)  # fewer tokens may take what a chunk does
+            self._watched(("prefill", _CHUNK), read)  # fewer tokens may take as long as a chunk
 
     def forward(self, tree: TokenTree) -> Forward:
         return self._watched(("forward", len(tree)), lambda: self._session.forward(tree))
@@ -132,8 +132,8 @@ class WatchedSession:
         return place_before(self._session, length)
 
     def close(self) -> None:
-        """Waits for a pass that an interrupt left behind, not for one that was given up: when that
-        ends, its thread closes the session."""
+        """Close after a pass that an interrupt left; an abandoned pass's thread closes the session
+        when it ends."""
         try:
             self._worker.require_idle()
         except HungError:
@@ -156,7 +156,7 @@ class WatchedSession:
             result = self._worker.call(work, limit_s)
         except HungError:
             if isinstance(self._session, Interruptible):
-                self._session.interrupt()  # it may end yet, and leave the device to others
+                self._session.interrupt()  # it may yet end and free the device
             raise
         taken_s = time.perf_counter() - started
         self._usual[kind] = count + 1, usual_s + (taken_s - usual_s) / (count + 1)
@@ -181,26 +181,26 @@ class _Featured(_Restorable):
         return collects(self._session)
 
     def collect_features(self, layers: Sequence[int], on_prefilled: OnPrefilled) -> None:
-        """Hears of prefilled tokens by another thread, while `prefill` waits for it."""
+        """`on_prefilled` is called from another thread, while `prefill` waits for it."""
         assert isinstance(self._session, GivesFeatures)
         self._worker.require_idle()
         self._session.collect_features(layers, on_prefilled)
 
 
 class _Worker:
-    """Another thread, which does one thing at a time for one other thread."""
+    """A thread that does one thing at a time for another thread."""
 
     def __init__(self, remedy: str) -> None:
-        self.given_up: str | None = None  # why nothing is begun any more
+        self.given_up: str | None = None  # why no more work is accepted
         self._remedy = remedy
         self._thread: Thread | None = None
         self._asked: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
         self._result: Any = None
         self._error: BaseException | None = None
-        # The caller counts what is begun, this thread what has ended: however an interrupt comes
-        # between two lines of the caller, it never takes what runs for ended.
+        # The caller counts what began, this thread what ended, so an interrupted caller never takes
+        # running work for finished.
         self._num_begun = self._num_ended = 0
-        self._done = Lock()  # as a signal: the fastest that there is
+        self._done = Lock()  # used as a signal: the fastest kind
         self._done.acquire()
         self._limit_s = 0.0
 
@@ -209,13 +209,13 @@ class _Worker:
         return self._num_ended != self._num_begun
 
     def call(self, work: Callable[[], _Result], limit_s: float) -> _Result:
-        """Returns, or raises, what the work does. Raises HungError where it takes longer than
-        `limit_s`, and from then on."""
+        """Return or raise the work's outcome. Raises HungError after `limit_s`, and on later
+        calls."""
         self.require_idle()
         if self._thread is None:
             self._thread = Thread(target=self._run, name="edge-spec-pass", daemon=True)
             self._thread.start()
-        self._done.acquire(blocking=False)  # what an interrupt has kept from being heard
+        self._done.acquire(blocking=False)  # left by an interrupt
         self._result = self._error = None  # likewise
         self._limit_s = limit_s
         self._num_begun += 1
@@ -227,14 +227,13 @@ class _Worker:
         return cast(_Result, result)
 
     def require_idle(self) -> None:
-        """Waits for what an interrupt has left behind. Raises HungError."""
+        """Wait for work that an interrupt left. Raises HungError."""
         if self.given_up is not None:
             raise HungError(self.given_up, remedy=self._remedy)
         self._wait()
 
     def end(self, last: Callable[[], object] | None = None) -> None:
-        """The thread ends after what it does now, also where that was given up, and after `last`,
-        if given. The last call."""
+        """End the thread after its current work and `last`. No call may follow."""
         if self._thread is None:
             return
         self._thread = None
@@ -244,13 +243,13 @@ class _Worker:
         self._asked.put(None)
 
     def _wait(self) -> None:
-        # While the whole process is stopped (Ctrl-Z, a debugger), the pass does not run either: one
-        # slice ends then, and the others are still to come.
+        # While the process is stopped (Ctrl-Z, a debugger), the pass stops too; that ends only one
+        # slice.
         num_waited = 0
         while num_waited < _SLICES:
             if not self.is_busy:
                 return
-            # The signal may be that of the pass before, which is given after it is counted.
+            # The signal may be the previous pass's, given after its count.
             self._done.acquire(timeout=self._limit_s / _SLICES)
             num_waited += not self._waits_for_its_turn()
         if not self.is_busy:
@@ -265,10 +264,10 @@ class _Worker:
         while (work := self._asked.get()) is not None:
             try:
                 self._result = work()
-            except BaseException as error:  # is the caller's
+            except BaseException as error:
                 self._error = error
             del work
             self._num_ended += 1
-            if self._done.locked():  # nobody hears the end of what was given up
+            if self._done.locked():  # nobody waits for abandoned work
                 self._done.release()
         self._result = self._error = None

@@ -1,10 +1,7 @@
-"""`edge_spec.load`: from a model's name and what a user asked for to an engine.
+"""`edge_spec.load`: from a model's name and a user's options to an engine.
 
-`plans_for` lists the ways to answer, best first; `open_engine` prepares the first and opens it, or
-the next one where that fails.
-
-The package is called loader, not load: a module `edge_spec.load` would take the place of the
-function `edge_spec.load` as soon as anything imported it.
+`plans_for` lists plans, best first; `open_engine` opens the first that works. The package is not
+called `load`, because importing `edge_spec.load` would replace the function of that name.
 """
 
 from __future__ import annotations
@@ -66,7 +63,7 @@ _log = logging.getLogger(__name__)
 
 _Arguments = ParamSpec("_Arguments")
 _PROGRESS_HELP = "It is called with what is being done and the share that is done."
-Screen = Callable[[PreparedEngine], None]  # refuses what is asked of models before they are opened
+Screen = Callable[[PreparedEngine], None]  # refuses requests before models are opened
 
 
 def load_asked(
@@ -79,10 +76,9 @@ def load_asked(
     needs_chat: bool = False,
     learning: StartLearning | None = None,
 ) -> Engine:
-    """A drafter that was trained here for the model drafts where nobody else was asked to.
-
-    Raises as `load_engine` does, what `screen` and `learning` raise, and UnsupportedModelError
-    where a chat template is needed and there is none; keeps_answers: for later runs."""
+    """Open an engine; a drafter trained here is used unless others were requested. keeps_answers:
+    for later runs. Raises as `load_engine` does, what `screen` and `learning` raise, and
+    UnsupportedModelError without a required chat template."""
     source = Source(model, progress)
     ways = partial(plans_for, source, asked, keeps_answers=keeps_answers)
     plans = ways(uses_trained=learning is None)
@@ -92,7 +88,7 @@ def load_asked(
         if not plans[0].is_own:
             raise
         engine = open_engine(ways(uses_trained=False), learning, screen, needs_chat)
-        tell_untrained(source, error)  # only now: it is no fault of the target
+        tell_untrained(source, error)  # only now: the target is not at fault
         return engine
 
 
@@ -107,13 +103,12 @@ def open_engine(
     screen: Screen | None = None,
     needs_chat: bool = False,
 ) -> Engine:
-    """Open the first plan that does not fail, in their order; one line says which runtimes failed
-    and why. Raises as `load_asked` does."""
+    """Open the first plan that works; log runtimes that failed. Raises as `load_asked` does."""
     refusals: tuple[Refusal, ...] = ()
     while True:
         plan, left = choose_plan(plans, refusals)
         try:
-            with ExitStack() as opened:  # closes what is open already where the rest fails
+            with ExitStack() as opened:  # closes opened models if the rest fails
                 prepared = _prepared(plan, left, needs_chat, makes_room=screen is not None)
                 take = begin_opening(prepared, opened)
                 if needs_chat:
@@ -134,8 +129,8 @@ def open_engine(
 def _prepared(
     plan: EnginePlan, left: Sequence[EnginePlan], needs_chat: bool, makes_room: bool
 ) -> PreparedEngine:
-    """Raises TargetRefusedError where memory is short, or a device is gone that measurements have
-    chosen: another way may do."""
+    """Raises TargetRefusedError if memory is short or a device of measurements is gone: another
+    plan may work."""
     try:
         if left and left[0].target.how.providers != plan.target.how.providers:
             plan.target.require_devices()
@@ -150,8 +145,8 @@ def _prepared(
 def _others(
     left: Sequence[EnginePlan], failed: EnginePlan, error: EdgeSpecError
 ) -> list[EnginePlan]:
-    """Return who is asked after a target that failed. That another runtime's models are smaller is
-    no reason to convert one."""
+    """Return the plans after a failed target. Short memory does not justify a conversion for
+    another runtime."""
     tried = failed.target.name, failed.target.how
     others = [each for each in left if (each.target.name, each.target.how) != tried]
     if isinstance(error, DeviceMemoryError):
@@ -162,12 +157,11 @@ def _others(
 def _with_arguments(
     arguments: Callable[_Arguments, LoadArguments],
 ) -> Callable[[Callable[[LoadArguments], Engine]], Callable[_Arguments, Engine]]:
-    """Gives a function the arguments that the class takes, for type checkers, for `help` and in
-    its docstring."""
+    """Give a function LoadArguments' arguments, for type checkers, `help` and its docstring."""
 
     def decorate(opening: Callable[[LoadArguments], Engine]) -> Callable[_Arguments, Engine]:
         options = declared_options(AskedOptions)
-        # With types instead of what the command line needs beside them.
+        # Fields' types, without the command line's additions.
         types = {name: each.type for name, each in options.items()}
         known = inspect.signature(LoadArguments).parameters.values()
         signature = inspect.Signature(
@@ -197,8 +191,7 @@ def _with_arguments(
 
 
 def _unknown(name: str) -> UsageError:
-    """Returns the refusal of an argument that `load` does not have, with the one that is meant:
-    users write options as the command line has them."""
+    """Refuse an unknown argument with a suggestion; users write options as on the command line."""
     options = declared_options(AskedOptions)
     flags = {each.flag.removeprefix("--"): known for known, each in options.items()}
     names = [*options, "model", "progress", *ANSWER_NAMES]
@@ -215,12 +208,12 @@ def _unknown(name: str) -> UsageError:
 
 @_with_arguments(LoadArguments)
 def load(asked: LoadArguments) -> Engine:
-    """Opens a model for `chat` and `generate`; the first use of one converts it into the cache.
+    """Open a model for `chat` and `generate`; its first use converts it into the cache.
 
-    progress: is called with what is being done and the share that is done; all other options are
-    those of the command line, which docs/cli.md explains. A model runs where `edge-spec plan` has
-    measured it to be fastest, unless options say otherwise. Raises an EdgeSpecError that names what
-    is missing or wrong.
+    A model runs where `edge-spec plan` measured it to be fastest, unless options say otherwise.
+    Options are those of the command line, which docs/cli.md explains, and `progress`, which is
+    called with what is being done and the fraction that is done. Raises an EdgeSpecError that names
+    what is missing or wrong.
     """
     progress = asked.progress or (lambda what, fraction: None)
     return load_asked(str(asked.model), asked, progress)
@@ -228,11 +221,11 @@ def load(asked: LoadArguments) -> Engine:
 
 @dataclass(frozen=True)
 class ModelOnDemand:
-    """A model that is opened when it is asked for, and may be closed and opened again.
+    """A model that is opened on request, and may be closed and reopened.
 
-    name: what lists and answers call it; aliases: what requests may call it, too. open: takes
-    `report` (None shows the progress to whoever started the program) and `screen`, which is shown
-    the models before their weights are read; raises an EdgeSpecError, and what the two raise.
+    name: in lists and answers; aliases: also accepted in requests. open: takes `report` (None: show
+    progress to whoever started the program) and `screen`, which receives the models before their
+    weights are read; raises an EdgeSpecError, and what these raise.
     """
 
     name: str
@@ -241,8 +234,8 @@ class ModelOnDemand:
 
 
 def options_of_others(asked: AskedOptions) -> AskedOptions:
-    """Returns the options of all models but the first, where one command names several: a draft
-    that is named and the layers of early exit are of one model."""
+    """Return the options of further models of a command: a named draft and early exit's layers
+    belong to the first."""
     asked = replace(asked, exit_layer=None)
     if not set(asked.named_drafts or ()) - {"auto", "none"}:
         return asked

@@ -1,5 +1,4 @@
-"""`edge_spec.load_async`, apart from `load`: most programs need no asyncio, which takes time to
-import."""
+"""`edge_spec.load_async`, apart from `load`, since importing asyncio takes time."""
 
 from __future__ import annotations
 

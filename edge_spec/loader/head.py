@@ -1,4 +1,4 @@
-"""A trained head beside its target: it shares the target's embedding and output matrix."""
+"""A trained head with its target, whose embedding and output matrix it may share."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
     from edge_spec.drafters.factory import HeadNetwork
 
 _EMBEDDING, _OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
-STORED_VERSION = 6  # raise it where exporters store a step in another way
-# Width from which matrices have 4 bits and several threads. Below it a head's step takes hardly
-# longer with 8 and one, since what it costs is not its bytes.
+STORED_VERSION = 6  # raise it when exporters store a step differently
+# Width from which matrices have 4 bits and several threads. Below it bytes are not the cost of a
+# step, so 8 bits and one thread take hardly longer.
 WIDE = 768
-_MOST_THREADS = 4  # that divide a product: more of them wait for memory, and for each other
+_MOST_THREADS = 4  # for one product: more wait for memory and each other
 _GRAPH_FILE = "step.onnx"
 _RUNTIME = "ort"
 
@@ -56,7 +56,7 @@ _log = logging.getLogger(__name__)
 
 
 class StoredTables:
-    """Reads them from the target's own file, row by row."""
+    """Reads tables from the target's file, row by row."""
 
     def __init__(self, tensors: TensorRows) -> None:
         self._tensors = tensors
@@ -79,9 +79,8 @@ def open_trained_head(
     *,
     keeps: bool = True,
 ) -> HeadNetwork:
-    """threads: of the target. keeps: what is made of the head, in the cache. Raises as
-    `runtimes.open_head` and `head_backend` do, and UsageError for a target without weights that a
-    head shares."""
+    """threads: of the target. keeps: cache what is built. Raises as `runtimes.open_head` and
+    `head_backend` do, and UsageError for a target without tables that the head shares."""
     head = runtimes.open_head(path, target.config)
     who = f"the head {path} shares"
     network: HeadNetwork
@@ -104,7 +103,7 @@ def open_trained_head(
 
 
 class _NoTables:
-    """Stands in for the target's tables beside a head that has both tables of its own."""
+    """For a head that has both tables of its own."""
 
     def embed(self, tokens: np.ndarray) -> np.ndarray:
         raise NotImplementedError
@@ -114,8 +113,8 @@ class _NoTables:
 
 
 def _with_fewer_tokens(head: _Scoring, target: PreparedModel) -> _Scoring:
-    """Returns the head with the likely ones of a large vocabulary, where it scores all of it: what
-    it drafts of the others is worth less than what they cost, and the target writes them still."""
+    """Restrict a head to likely tokens of a large vocabulary: drafting others gains less than it
+    costs."""
     if head.token_ids is not None or (isinstance(head, AssistantHead) and head.centroids):
         return head
     likely = frequent_tokens(target.vocabulary(), target.config.vocab_size)
@@ -123,8 +122,7 @@ def _with_fewer_tokens(head: _Scoring, target: PreparedModel) -> _Scoring:
 
 
 def reported_acceptance(path: Path) -> tuple[float, ...]:
-    """Returns the acceptance that `edge-spec distill` has measured and written beside a head, a
-    share for each position; nothing where there is none."""
+    """Return the acceptance by position that `edge-spec distill` measured, or ()."""
     try:
         chances = tuple(float(each) for each in training_report(path)["acceptance"])
     except (ValueError, TypeError, KeyError):
@@ -133,8 +131,8 @@ def reported_acceptance(path: Path) -> tuple[float, ...]:
 
 
 def open_tables(source: Source, who: str) -> TensorRows:
-    """The embedding and the output matrix, also of a GGUF file that only a library can run; else
-    all weights. Raises as `open_weights` does."""
+    """Open embedding and output matrix, even of a GGUF file that only a library can run. Raises as
+    `open_weights` does."""
     try:
         return open_weights(source, who)
     except UsageError:
@@ -147,7 +145,7 @@ def open_tables(source: Source, who: str) -> TensorRows:
 
 
 def open_weights(source: Source, who: str) -> Checkpoint:
-    """who: shares the target's tables. Raises UsageError for a target without them."""
+    """Raises UsageError for a target without tables. who: the subject of the message."""
     try:
         return runtimes.open_checkpoint(source.path)
     except EdgeSpecError as error:
@@ -160,9 +158,9 @@ def open_weights(source: Source, who: str) -> Checkpoint:
 def head_backend(
     head: Path, target: str, hidden_size: int, threads: int | None = None, keeps: bool = True
 ) -> HeadBackend:
-    """target: changes with the model whose tables a head may share. threads: of a wide head, whose
-    products are long enough to be divided; None: as suits it. keeps: what is made, in the cache.
-    Raises MissingDependencyError without onnxruntime."""
+    """target: identity of the model whose tables a head may share. threads: of a wide head, whose
+    products are worth dividing; None: automatic. keeps: cache what is built. Raises
+    MissingDependencyError without onnxruntime."""
     runtime: object = runtimes.load_runtime(_RUNTIME)
     assert isinstance(runtime, ComputesHeads)
     is_wide = hidden_size >= WIDE
@@ -174,9 +172,8 @@ def head_backend(
 
 @dataclass(frozen=True)
 class StoredBackend:
-    """Has a runtime compute with what an exporter stores. bits: of matrices, or FLOAT_BITS; output
-    matrices score the likeliest tokens by 8 at least. cached: the directory that a step is kept in;
-    None: it is not."""
+    """Runs exported steps in a runtime. bits: of matrices, or FLOAT_BITS; output matrices have at
+    least 8. cached: directory for the step; None: do not keep it."""
 
     runtime: ComputesHeads
     bits: int
@@ -184,11 +181,10 @@ class StoredBackend:
     cached: Path | None = None
 
     def __call__(self, head: TrainedHead, matrices: Mapping[str, HeadMatrix]) -> Any:
-        """See HeadBackend."""
         return self.runtime.open_head(self._stored(head, matrices), head, self.threads)
 
     def _stored(self, head: TrainedHead, matrices: Mapping[str, HeadMatrix]) -> StoredStep:
-        """A cache that cannot be written costs only time and memory."""
+        """An unwritable cache costs only time and memory."""
 
         def write(weights: BinaryIO) -> bytes:
             return runtimes.step_graph(head, matrices, self.bits, weights)
@@ -209,5 +205,4 @@ class StoredBackend:
 
 
 def _identity(head: Path, target: str) -> str:
-    """Changes with the head's files, with its target's and with how steps are stored."""
     return short_digest(repr((file_states(head.resolve()), target, STORED_VERSION)))

@@ -1,12 +1,10 @@
-"""Makes a plan ready to be opened, opens it, and composes an engine around its models.
+"""Prepare a plan, open its models, and compose an engine.
 
-To prepare it, what no runtime reads as it is is converted, headers are read, and it is known that
-all models fit. Then weights are read, those of the target last: what an option or a drafter refuses
-is refused before that.
+Preparing converts what no runtime reads directly, reads headers, and checks that all models fit.
+Weights follow, the target's last, so options and drafters refuse before that.
 
-A library that ends the process while it opens a model cannot be caught. A mark says that one is
-being opened; where the next start finds that of a process that is no more, it first opens the model
-in a process of its own.
+A library that kills the process while it opens a model cannot be caught. A mark is left meanwhile;
+if the next start finds one of a dead process, it first opens the model in a separate process.
 """
 
 from __future__ import annotations
@@ -85,14 +83,14 @@ if TYPE_CHECKING:
     from edge_spec.drafters.draft.draft_model import Draft
 
 _TRIAL_S = 300.0  # to open a model in
-# Of a file that is opened beside other work: whoever refuses it meanwhile waits for a second or so.
+# Largest file to open concurrently: a refusal meanwhile waits about a second.
 _MOST_BYTES = 2_500_000_000
-_ROOM = 2  # times such a file, that has to be free: nothing is closed before to make room for it
+_ROOM = 2  # times such a file must be free, as nothing is closed first
 _log = logging.getLogger(__name__)
 
 
 class TargetRefusedError(Exception):
-    """The runtime cannot have the target, for a reason that another runtime may not have."""
+    """The runtime cannot run the target; another one may."""
 
     def __init__(self, error: EdgeSpecError) -> None:
         super().__init__(str(error))
@@ -101,12 +99,12 @@ class TargetRefusedError(Exception):
 
 @dataclass(frozen=True)
 class PreparedEngine:
-    """The target and its drafts, ready to be opened by a plan."""
+    """A plan's target and drafts, ready to be opened."""
 
     plan: EnginePlan
     target: PreparedModel
-    drafts: tuple[PreparedModel, ...]  # of each plan's draft one
-    identity: str  # of the target's files, as a runtime was chosen for them
+    drafts: tuple[PreparedModel, ...]  # one for each of the plan's drafts
+    identity: str  # of the target's files when its runtime was chosen
 
     @property
     def options(self) -> LoadOptions:
@@ -118,7 +116,7 @@ class PreparedEngine:
 
     @property
     def context_length(self) -> int:
-        """Tokens that the target will take, but for the few that its runtime keeps for itself."""
+        """Tokens that the target accepts, with the few that its runtime reserves."""
         own = self.target.config.context_length
         return min(own, self.options.context_length or own)
 
@@ -126,12 +124,9 @@ class PreparedEngine:
 def prepare_engine(
     plan: EnginePlan, needs_chat: bool = False, makes_room: bool = False
 ) -> PreparedEngine:
-    """Convert what has to be, and compare what models need with what there is.
-
-    needs_chat: converts no target without a chat template that compiles. makes_room: as in
-    `require_fit`. Raises an EdgeSpecError: DeviceMemoryError where memory is short, UsageError for
-    a draft of a draft with other tokens.
-    """
+    """Convert what has to be, and check that the models fit. needs_chat: convert no target without
+    a valid chat template. makes_room: as in `require_fit`. Raises an EdgeSpecError:
+    DeviceMemoryError if memory is short, UsageError if a draft's draft has other tokens."""
     options, progress = plan.options, plan.source.progress
     identity = plan.source.identity
     target = plan.target.prepare(
@@ -150,8 +145,8 @@ def prepare_engine(
 
 
 def _translating(target: PreparedModel, options: LoadOptions) -> PreparedModel:
-    """Return it with the languages that were asked for. Raises UsageError, also for a translator
-    that nothing tells in which one to answer."""
+    """Apply the requested languages. Raises UsageError, also for a translator without a target
+    language."""
     languages = options.source_language, options.target_language
     if target.config.encoder is None and languages == (None, None):
         return target
@@ -173,8 +168,8 @@ def _translating(target: PreparedModel, options: LoadOptions) -> PreparedModel:
 
 
 def _require_worth_converting(needs_chat: bool, head: Path | None, model: Any) -> None:
-    """model: whose weights are unread, as an exporter reads it; the shape of some is not known
-    before. Raises what would come after its conversion, which may take minutes."""
+    """Raise before a conversion of minutes what would be raised after it. model: as its exporter
+    reads it, weights unread; some have no known shape."""
     if needs_chat:
         ChatTemplate(model.chat_template)
     require_room_to_convert(model)
@@ -186,7 +181,6 @@ def _require_worth_converting(needs_chat: bool, head: Path | None, model: Any) -
 def _prepared_drafts(
     target: PreparedModel, plans: tuple[ModelPlan, ...], progress: Progress
 ) -> Iterator[PreparedModel]:
-    """Yield each draft in its cheapest form."""
     above = None
     for each in plans:
         draft = each.prepare(progress, before_conversion=require_room_to_convert)
@@ -198,8 +192,8 @@ def _prepared_drafts(
 
 
 def _require_same_kind(target: PreparedModel, draft: PreparedModel) -> None:
-    """Raises UsageError where only one of the two has an encoder, or their sources end otherwise:
-    what one reads means something else to the other."""
+    """Raise UsageError if only one has an encoder, or sources end differently: a text would mean
+    different things to them."""
     found = [
         each.config.encoder and (each.config.encoder.beginning, each.config.encoder.ends_source)
         for each in (target, draft)
@@ -215,11 +209,9 @@ def _require_same_kind(target: PreparedModel, draft: PreparedModel) -> None:
 
 
 def begin_opening(prepared: PreparedEngine, opened: ExitStack) -> Callable[[], Model]:
-    """Open the target: a file that does not take long at once, in a thread of its own, while its
-    text is made ready. Return what waits for it, and raises as `open_target` does.
-
-    opened: closes it, also where nobody has waited for it.
-    """
+    """Start opening the target, a quick one at once in a thread, while its text is prepared. Return
+    a function that waits for it and raises as `open_target` does. opened: closes the model, even if
+    nobody waited."""
 
     def open_now() -> Model:
         model = open_target(prepared)
@@ -241,7 +233,6 @@ def begin_opening(prepared: PreparedEngine, opened: ExitStack) -> Callable[[], M
 
 
 def _opens_beside(prepared: PreparedEngine) -> bool:
-    """Say whether there is no reason to wait with it."""
     runtime = prepared.target.runtime
     if not runtime.opens_beside or _is_left(_mark(prepared)):
         return False
@@ -250,8 +241,8 @@ def _opens_beside(prepared: PreparedEngine) -> bool:
 
 
 def open_target(prepared: PreparedEngine) -> Model:
-    """Raises ModelFileError for a file that has changed since a runtime was chosen for it, and
-    TargetRefusedError where another runtime may be asked."""
+    """Raises ModelFileError for a file that changed since its runtime was chosen,
+    TargetRefusedError if another runtime may work."""
     _require_unchanged(prepared)
     try:
         _try_apart(prepared)
@@ -283,7 +274,7 @@ def _mark(prepared: PreparedEngine) -> Path:
 
 @contextmanager
 def _marked(mark: Path) -> Iterator[None]:
-    """What cannot be written costs no more than the mark."""
+    """Mark the process during the block; failing to write the mark does no harm."""
     with suppress(OSError):
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.write_text(str(os.getpid()), encoding="ascii")
@@ -295,7 +286,7 @@ def _marked(mark: Path) -> Iterator[None]:
 
 
 def _try_apart(prepared: PreparedEngine) -> None:
-    """Raises DeviceError where opening the model ends the process that does it."""
+    """Raises DeviceError if opening the model kills the process."""
     if not _is_left(_mark(prepared)):
         return
     runtime = prepared.target.runtime.name
@@ -310,28 +301,28 @@ def _try_apart(prepared: PreparedEngine) -> None:
 
 
 def _is_left(mark: Path) -> bool:
-    """Say whether the process is no more that made the mark. Never on Windows, where to ask for a
-    process may end it."""
+    """Return whether the mark's process is dead; never on Windows, where probing a process may end
+    it."""
     if sys.platform == "win32":
         return False
     try:
         os.kill(int(mark.read_text(encoding="ascii")), 0)
     except (ProcessLookupError, ValueError):
         return True
-    except OSError:  # there is no mark, or the process is another user's
+    except OSError:  # no mark, or another user's process
         return False
     return False
 
 
 def open_described(place: str) -> None:
-    """Open a model in the other process. Raises an EdgeSpecError."""
+    """Open a model in the other process."""
     candidate = candidate_of(place)
     candidate.prepared.open(candidate.options).close()
 
 
 @dataclass(frozen=True)
 class OpenModels:
-    """The target and all that drafts for it, ready to run."""
+    """The target and its drafters, ready to run."""
 
     prepared: PreparedEngine
     target: Model
@@ -345,8 +336,8 @@ class OpenModels:
 def open_models(
     prepared: PreparedEngine, open_target: Callable[[], Model], opened: ExitStack
 ) -> OpenModels:
-    """opened: closes all of them. Raises an EdgeSpecError, and TargetRefusedError where another
-    runtime may be asked for the target."""
+    """Open all models and drafters, which `opened` closes. Raises an EdgeSpecError,
+    TargetRefusedError if another runtime may run the target."""
     options, target = prepared.options, prepared.target
     key = profile_key(prepared.source, target, options.runtime_options)
     profile = load_profile(key)
@@ -383,7 +374,7 @@ def _open_drafts(prepared: PreparedEngine) -> Iterator[Draft]:
         key = profile_key(plan.source, draft, options.draft_runtime_options)
         costs = _costs(model, key, load_profile(key))
         level = partial(stage_of, model, costs)
-        step_s = costs.at(1) if costs.is_scaled else 0.0  # else its first draft tokens tell
+        step_s = costs.at(1) if costs.is_scaled else 0.0  # else its first draft tokens show it
         anticipates = options.anticipates and above is prepared.target and translated is None
         yield Draft(model, vocab_size, step_s, level, translated, anticipates, key.digest)
         above = draft
@@ -430,10 +421,8 @@ def _drafter_context(prepared: PreparedEngine, drafts: Sequence[Draft]) -> Draft
 
 
 def check_capabilities(name: str, runtime: str, model: Model, options: LoadOptions) -> None:
-    """Refuses here what the model cannot do, so that nothing fails in the middle of a text.
-
-    Raises UsageError, UnsupportedModelError.
-    """
+    """Refuse now what would fail in the middle of a text. Raises UsageError,
+    UnsupportedModelError."""
     max_rows = model.capabilities.verified_rows
     if options.draft_n_max is not None and options.draft_n_max >= max_rows:
         raise UsageError(
@@ -453,15 +442,14 @@ def check_capabilities(name: str, runtime: str, model: Model, options: LoadOptio
         )
 
 
-# Starts a learner for open models. Raises an EdgeSpecError where nothing can be learnt of these.
+# Starts a learner for open models. Raises an EdgeSpecError if nothing can be learnt.
 StartLearning = Callable[[OpenModels], Learner]
 
 
 def compose_engine(
     models: OpenModels, opened: ExitStack, learning: StartLearning | None = None
 ) -> Engine:
-    """opened: closes what is started for the engine where the rest fails. learning: from answers,
-    where that was asked for."""
+    """opened: closes what was started if the rest fails. learning: from answers, if requested."""
     prepared, key, model = models.prepared, models.key, models.target
     target, options = prepared.target, prepared.options
     rows = rows_key(key, model.config)

@@ -1,9 +1,8 @@
-"""The one declaration of each option that a model is opened with.
+"""The single declaration of each option for opening a model.
 
-From it are made the arguments of `edge_spec.load`, the options of the command line and the table in
-docs/cli.md; the stages of the loader read its fields. An option is a field of a dataclass; values
-of another type than it takes are refused, and the one that a wrong name means is found. Nothing
-heavy is imported here: every `--help` passes through.
+It makes the arguments of `edge_spec.load`, the command line's options and the table in docs/cli.md;
+the loader reads its fields. Wrong types are refused, misspelled names get a suggestion. Import
+nothing heavy here: every `--help` does.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from edge_spec.errors import UsageError
 if TYPE_CHECKING:
     from edge_spec.core.model import Progress
 
-_ALIKE = 0.6  # of the letters of a name, from which on it may be what was meant
-_KINDS: Mapping[Any, Callable[[Any], bool]] = {  # others are told by isinstance
+_ALIKE = 0.6  # similarity of names from which one may be meant
+_KINDS: Mapping[Any, Callable[[Any], bool]] = {  # others use isinstance
     int: is_whole,
     float: is_number,
     Path: lambda value: isinstance(value, os.PathLike),
@@ -42,27 +41,28 @@ MODEL_HELP = (
     "A GGUF file, a Hugging Face directory, a bundle or pair bundle, hf:org/name[:file], or "
     "smollm2."
 )
-_OPTION = "option"  # in the metadata of a field
+_OPTION = "option"
 
 
 @dataclass(frozen=True)
 class Option:
-    """Describes an option to its user, and says who understands it: a field of a dataclass."""
+    """An option's description and support; a dataclass field."""
 
-    help: str  # one line of `--help`, of `load`'s docstring and of docs/cli.md
-    panel: str | None = None  # of `--help`; None: that of no name
-    own_flag: str = ""  # where it is not the field's name with dashes, without "_s"
-    metavar: str | None = None  # what stands for its value, where the type does not say it
-    envvar: str | None = None  # of the environment, which sets it where the command line does not
-    least: float | None = None  # that a number may be
+    help: str  # for `--help`, `load`'s docstring and docs/cli.md
+    panel: str | None = None  # of `--help`; None: the unnamed one
+    own_flag: str = ""  # else the field's name with dashes, without "_s"
+    metavar: str | None = None  # for its value, if the type does not give it
+    envvar: str | None = None  # environment variable, below the command line
+    least: float | None = None  # smallest number allowed
     most: float | None = None
-    read_as: Any = None  # the type that the command line reads, where it is not the field's
-    more: str = ""  # what docs/cli.md says beside the help: Markdown
-    runtimes: tuple[str, ...] = ()  # the only ones that understand it
-    drafters: tuple[str, ...] = ()  # of ours that use it: a refusal names the first. Who uses it is
-    # decided by what a drafter declares (`DrafterTraits.options`); without any, it is refused
-    in_auto: bool = False  # whether --drafter auto uses it, too
-    name: str = ""  # the field's, as are its type and default: see `declared_options`
+    read_as: Any = None  # type on the command line, if not the field's
+    more: str = ""  # added in docs/cli.md, as Markdown
+    runtimes: tuple[str, ...] = ()  # the only ones that support it
+    # Our drafters that use it; a refusal names the first. `DrafterTraits.options` decides whether
+    # it is used; if not, it is refused.
+    drafters: tuple[str, ...] = ()
+    in_auto: bool = False  # --drafter auto uses it too
+    name: str = ""  # this and the following come from the field: see `declared_options`
     type: Any = None
     default: Any = None
 
@@ -72,19 +72,17 @@ class Option:
 
     @property
     def is_in_seconds(self) -> bool:
-        """Says whether the field's name ends in that unit, which the help of its flag tells."""
         return self.name.endswith("_s")
 
     @property
     def command_line_default(self) -> Any:
-        """Returns None for a list: nothing was given on the command line."""
+        """Return None for a list: nothing was given."""
         if self.default == ():
             return None
         is_choice = isinstance(self.read_as, EnumType)
         return self.read_as(self.default) if is_choice else self.default
 
     def from_command_line(self, value: Any) -> Any:
-        """Returns the field's value of what was read; None and lists become its own."""
         if value is None:
             return self.default
         return tuple(value) if isinstance(value, list) else value
@@ -99,7 +97,7 @@ def option(
     repr: bool = True,
     **more: Any,
 ) -> Any:
-    """Declares a field with its default; more: of `Option`."""
+    """Declare a field with its default. more: fields of `Option`."""
     declared = Option(help, panel, own_flag=flag, **more)
     return field(default=default, repr=repr, metadata={_OPTION: declared})
 
@@ -110,8 +108,7 @@ rare_option = partial(option, panel="Advanced")
 
 @cache
 def declared_options(group: type) -> Mapping[str, Option]:
-    """Returns the options by name, in the order of their fields; fields without an `Option` are
-    left out."""
+    """Return the group's options by name, in field order."""
     hints = get_type_hints(group)
     found = {}
     for each in fields(group):
@@ -124,11 +121,11 @@ def declared_options(group: type) -> Mapping[str, Option]:
                 default=each.default,
                 read_as=taken if declared.read_as is None else declared.read_as,
             )
-    return MappingProxyType(found)  # cached: nobody may change it
+    return MappingProxyType(found)  # cached, so nobody may change it
 
 
 def require_type(name: str, value: Any, taken: Any, help: str = "") -> None:
-    """Raises UsageError with what the option is unless its value is of the type that it takes."""
+    """Raise UsageError, with the option's help, unless the value has the type `taken`."""
     if not _is_of(value, taken):
         raise UsageError(
             f"{name} is {reprlib.repr(value)}",
@@ -140,7 +137,7 @@ def _is_of(value: Any, taken: Any) -> bool:
     origin = get_origin(taken)
     if origin in (Union, UnionType):
         return any(_is_of(value, each) for each in get_args(taken))
-    if origin is Sequence:  # a text is one of characters, which nobody means
+    if origin is Sequence:  # a string is a sequence too, but never meant as one
         (item,) = get_args(taken)
         is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
         return is_list and all(_is_of(each, item) for each in value)
@@ -151,8 +148,8 @@ def _is_of(value: Any, taken: Any) -> bool:
 
 
 def meant(name: str, names: Iterable[str], others: Mapping[str, str]) -> str | None:
-    """Returns which of the names is meant by one that is none of them: the same word written in
-    another way, one of the `others`, or the nearest of all; None where nothing resembles it."""
+    """Return the name that is meant: another spelling, a key of `others`, or the closest match;
+    None if nothing is close."""
     plain = _plain(name)
     known = {_plain(each): each for each in names}
     every = {_plain(other): each for other, each in others.items()} | known
@@ -164,13 +161,12 @@ def meant(name: str, names: Iterable[str], others: Mapping[str, str]) -> str | N
 
 
 def _plain(name: str) -> str:
-    """Returns it in small letters without what joins its words."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 @dataclass(frozen=True, kw_only=True)
 class AskedOptions:
-    """Holds what a user asked for, as it was said."""
+    """What a user asked for, unchanged."""
 
     runtime: str = model_option(
         "auto",
@@ -337,8 +333,8 @@ class AskedOptions:
 
     @property
     def named_drafts(self) -> tuple[str, ...] | None:
-        """Return the drafts as they were named: the first drafts for the target, each other one for
-        the one before; None where none was named."""
+        """Return the drafts as given, the first for the target, each further one for the one
+        before; None if not given."""
         if self.draft is None:
             return None
         return (self.draft,) if isinstance(self.draft, str) else tuple(self.draft)
@@ -346,7 +342,7 @@ class AskedOptions:
 
 @dataclass(frozen=True)
 class LoadArguments(AskedOptions):
-    """The arguments of `edge_spec.load`."""
+    """Arguments of `edge_spec.load`."""
 
     model: str | Path = "smollm2"
     _: KW_ONLY

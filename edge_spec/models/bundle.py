@@ -1,8 +1,8 @@
-"""Bundles: directories with converted models, and the manifests that describe them.
+"""Bundles: directories of converted models, and the manifests that describe them.
 
-Exporters write bundles, runtimes read them. Nothing in a bundle is executed: a manifest is JSON,
-the chat template runs in a sandbox. A pair bundle has a target, and perhaps a draft, each in
-several formats:
+Exporters write bundles, runtimes read them. Nothing in a bundle is executed: a manifest is JSON, a
+chat template runs in a sandbox. A pair bundle has a target and optionally a draft, each in several
+formats:
 
     pair.json               its manifest
     tokenizer.json          the target's
@@ -33,13 +33,13 @@ from edge_spec.storage.measurements import known_sha256
 MANIFEST = "manifest.json"
 PAIR_MANIFEST = "pair.json"
 TOKENIZER = "tokenizer.json"
-PARTS_FILE = "parts.json"  # is added later; a kill may leave it unlisted
+PARTS_FILE = "parts.json"  # added later; a kill may leave it unlisted
 ROLES = ("target", "draft")
 MAX_MANIFEST_BYTES = 16_000_000
 MAX_TEXT_CHARACTERS = 2000  # of one text in pair.json
 EXPORT_AGAIN = "Delete the directory and export the model again."
 
-# Windows opens these as devices, whatever the folder and the ending.
+# Windows opens these as devices in any directory, with any extension.
 _DEVICES = frozenset(
     {"con", "prn", "aux", "nul", "conin$", "conout$"}
     | {f"{port}{number}" for port in ("com", "lpt") for number in "0123456789\u00b9\u00b2\u00b3"}
@@ -47,8 +47,8 @@ _DEVICES = frozenset(
 _FORBIDDEN = frozenset({"\\", ":", *map(chr, range(32))})
 _SHOWN = 200  # characters of a file's content in a message
 _MAX_FILES = 10_000  # of one variant; a Core ML package has fewer than ten
-# Several times what any model has, and little enough to compute with. intermediate_size is 0 in
-# bundles of architectures that do not state it.
+# Several times any model's, yet cheap to compute with. Bundles have intermediate_size 0 for
+# architectures that do not declare it.
 _MAX_COUNTS = {
     "num_layers": 10_000,
     **dict.fromkeys(("num_heads", "num_kv_heads", "head_dim"), 1 << 12),
@@ -58,7 +58,7 @@ _MAX_COUNTS = {
     **dict.fromkeys(("intermediate_size", "context_length"), 1 << 24),
 }
 _MAY_BE_NONE = ("intermediate_size", "num_experts", "experts_used")
-_MAX_NUMBER = 2.0**64  # of any in an architecture
+_MAX_NUMBER = 2.0**64  # of any number in an architecture
 _MAX_BLOCK = 1 << 16  # weights of one scale
 _BLOCK = re.compile(r"block (\d+)")  # of a quantization
 
@@ -69,13 +69,13 @@ def _architecture() -> TypeAdapter[ModelConfig]:
 
 
 _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-# Becomes a part of file names in the cache.
+# Becomes part of file names in the cache.
 _Name = Annotated[str, Field(pattern=r"^[^/\\:\x00-\x1f]{1,200}$")]
 _Text = Annotated[str, Field(max_length=MAX_TEXT_CHARACTERS)]
 
 
 class Stated(BaseModel):
-    """What a manifest states."""
+    """Base of manifests' parts."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
@@ -86,16 +86,13 @@ class FileEntry(Stated):
 
 
 class CompiledFor(Stated):
-    """The part of a manifest that binds a bundle to one NPU.
-
-    versions: of the compiler's parts, by their names. outside: operators that the compiler left to
-    the CPU, counted by name, of each function.
-    """
+    """Binds a bundle to one NPU. versions: of the compiler's parts, by name. outside: for each
+    function, operators left to the CPU, counted by name."""
 
     soc: str = Field(pattern=r"^[A-Z0-9]{1,20}$")
     htp_arch: int = Field(ge=1, le=999)
     versions: Mapping[str, str]
-    shares_weights: bool  # whether one binary holds the weights of all functions
+    shares_weights: bool  # one binary has the weights of all functions
     outside: Mapping[str, Mapping[str, int]]
 
     def __str__(self) -> str:
@@ -103,13 +100,11 @@ class CompiledFor(Stated):
 
 
 class Manifest(Stated):
-    """The content of manifest.json."""
-
     file_name: ClassVar[str] = MANIFEST
     remedy: ClassVar[str] = EXPORT_AGAIN
 
     schema_version: Literal[1] = 1
-    format: str  # the exporter that wrote it, for example "onnx"
+    format: str  # the exporter that wrote it, such as "onnx"
     name: str
     architecture: dict[str, object]  # ModelConfig.to_dict()
     tokenizer_sha256: str
@@ -117,35 +112,33 @@ class Manifest(Stated):
     eos_ids: tuple[int, ...]
     bos_id: int | None
     adds_bos: bool
-    sampling: dict[str, float] = {}  # as its makers recommend, by the names of SamplingParams
-    named_templates: dict[str, str] = {}  # other ones than `chat_template`
-    # As templates are given them, such as {"bos_token": "<s>"}.
+    sampling: dict[str, float] = {}  # recommended by its makers, by fields of SamplingParams
+    named_templates: dict[str, str] = {}  # those other than `chat_template`
+    # As templates receive them, such as {"bos_token": "<s>"}.
     special_tokens: dict[str, str | tuple[str, ...]] = {}
     quantization: str
-    source_sha256: str | None  # of the file it was made from, where it was one file
+    source_sha256: str | None  # of the source, if it was one file
     parity: dict[str, float]  # distance from the source, on the packaged text
-    # "growing": an ONNX graph that takes the past and returns it with the pass after it. "whole":
-    # one that reads all of the cache in passes of few rows, in use or not.
+    # "growing": the ONNX graph takes the past and returns it with the pass appended. "whole": it
+    # reads the whole cache, used or not, in passes of few rows.
     kv_cache: Literal["shared", "whole", "growing"] = "shared"
-    notes: tuple[str, ...] = ()  # what the exporter left out, and why; a line each
-    compiled: CompiledFor | None = None  # of a bundle that runs on one NPU alone
-    files: dict[str, FileEntry]  # by its path in the bundle, with "/"
+    notes: tuple[str, ...] = ()  # what the exporter left out and why, a line each
+    compiled: CompiledFor | None = None  # for a bundle that runs on one NPU alone
+    files: dict[str, FileEntry]  # by path in the bundle, with "/"
 
     @property
     def weights(self) -> str:
-        """Name what kernels are chosen by: a whole cache has others, and other costs."""
+        """Return what kernels are chosen by: a whole cache has others, with other costs."""
         return self.quantization + (" stacked" if self.kv_cache == "whole" else "")
 
 
 class Variant(Stated):
-    """One model in one format."""
-
     format: Annotated[str, Field(pattern=r"^[a-z0-9_-]{1,40}$")]
-    quantization: _Text  # as the weights are stored, such as "int4 block 32"
-    compute: _Text | None = None  # the unit that it was laid out for, where it was for one
-    path: _Text  # in the pair bundle, with "/": of a bundle's directory, or of a file
-    parity: dict[str, float] = {}  # distance from the source, where it was checked
-    why: _Text = ""  # this format and quantization
+    quantization: _Text  # of the stored weights, such as "int4 block 32"
+    compute: _Text | None = None  # unit that it was laid out for, if any
+    path: _Text  # of a bundle's directory or a file in the pair bundle, with "/"
+    parity: dict[str, float] = {}  # distance from the source, if checked
+    why: _Text = ""  # reason for this format and quantization
     files: Annotated[dict[str, FileEntry], Field(min_length=1, max_length=_MAX_FILES)]
 
     @property
@@ -154,16 +147,16 @@ class Variant(Stated):
 
     @property
     def is_bundle(self) -> bool:
-        """Say whether it is an ordinary bundle, whose manifest vouches for its other files."""
+        """Return whether it is an ordinary bundle, whose manifest lists its other files."""
         return f"{self.path}/{MANIFEST}" in self.files
 
 
 class Member(Stated):
-    """One model, in all formats that were written of it."""
+    """One model in all its formats."""
 
     name: _Name
     num_layers: Annotated[int, Field(ge=1)]
-    source_sha256: _Digest | None  # of the file it was made from, where it was one file
+    source_sha256: _Digest | None  # of the source, if it was one file
     variants: Annotated[tuple[Variant, ...], Field(min_length=1, max_length=20)]
 
     @property
@@ -172,30 +165,28 @@ class Member(Stated):
 
 
 class VocabularyProof(Stated):
-    """Proves that the draft's tokens are the target's, by digests as `Vocabulary` makes them."""
+    """Digests by `Vocabulary`, proving that the draft's tokens are the target's."""
 
     target_sha256: _Digest
     target_size: int
     draft_sha256: _Digest
     draft_size: int
-    num_shared: int  # ids that both have; all of them stand for the same token, padding apart
+    num_shared: int  # ids in both; each is the same token in both, padding aside
 
 
 class PairManifest(Stated):
-    """The content of pair.json."""
-
     file_name: ClassVar[str] = PAIR_MANIFEST
     remedy: ClassVar[str] = "Delete the directory and export the pair again."
 
     schema_version: Literal[1] = 1
     name: _Name
     kind: _Text | None  # of device that formats and quantizations were chosen for
-    notes: tuple[_Text, ...] = ()  # what that kind of device does without, and why
+    notes: tuple[_Text, ...] = ()  # what that kind of device lacks and why
     target: Member
     draft: Member | None
     tokenizer: FileEntry
     chat_template_sha256: _Digest | None
-    vocabulary: VocabularyProof | None  # None without a draft
+    vocabulary: VocabularyProof | None
     versions: dict[str, str]  # of edge-spec and of the libraries that wrote the formats
 
     @model_validator(mode="after")
@@ -214,14 +205,13 @@ class PairManifest(Stated):
         return self
 
     def members(self) -> Iterator[tuple[str, Member]]:
-        """Yield each role with its model."""
         yield ROLES[0], self.target
         if self.draft is not None:
             yield ROLES[1], self.draft
 
     @property
     def files(self) -> dict[str, FileEntry]:
-        """Return all that is listed, by its path in the pair bundle."""
+        """All listed files by path in the pair bundle."""
         listed = {TOKENIZER: self.tokenizer}
         for _, member in self.members():
             for variant in member.variants:
@@ -234,8 +224,7 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 
 def read_listing(directory: Path, kind: type[_Manifest]) -> _Manifest:
-    """Read what a manifest lists; the files, and the model's architecture, are not looked at.
-    Raises BundleError."""
+    """Read a manifest; its files and architecture are not checked. Raises BundleError."""
     return read_model(directory / kind.file_name, kind, kind.remedy)
 
 
@@ -261,10 +250,8 @@ def _invalid(path: Path, error: ValidationError, remedy: str) -> BundleError:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Read a manifest.json with the architecture that it describes; the files are not looked at.
-
-    Raises BundleError, and UsageError for a path that is not UTF-8.
-    """
+    """Read manifest.json and check its architecture, not its files. Raises BundleError, and
+    UsageError for a path that is not UTF-8."""
     require_readable(directory)
     path, manifest = directory / MANIFEST, read_listing(directory, Manifest)
     try:
@@ -283,7 +270,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def _find_problem(manifest: Manifest) -> str | None:
-    """Return why no model can be so; the tensors, which a runtime reads, are not looked at."""
+    """Return why no model can match this manifest; a runtime checks the tensors."""
     config = ModelConfig.from_dict(manifest.architecture)
     for name, largest in _MAX_COUNTS.items():
         least = 0 if name in _MAY_BE_NONE else 1
@@ -305,7 +292,7 @@ def _find_problem(manifest: Manifest) -> str | None:
 
 
 def require_readable(path: Path, user: str = "a bundle") -> None:
-    """Raise UsageError for a path that is not UTF-8: JSON cannot name it, and no library can."""
+    """Raise UsageError for a path that is not UTF-8: JSON and libraries cannot name it."""
     if readable(str(path.absolute())) != str(path.absolute()):
         raise UsageError(
             f"{path} is no path in UTF-8, as {user} needs", remedy="Choose another name."
@@ -313,8 +300,8 @@ def require_readable(path: Path, user: str = "a bundle") -> None:
 
 
 def regular_size(path: Path) -> int:
-    """Return the size in bytes. Raises OSError for what is no file, nor a link to one: it may have
-    no end."""
+    """Return the size in bytes. Raises OSError unless it is a file or a link to one; others may be
+    endless."""
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
         raise OSError("it is no regular file")
@@ -322,11 +309,11 @@ def regular_size(path: Path) -> int:
 
 
 def is_below(name: str) -> bool:
-    """Say whether it is a plain relative path on every system: no root, drive, device or step
-    upwards, and nothing that a system would read as another name."""
+    """Return whether this is a plain relative path on every system: no root, drive, device, step
+    upwards, or part that a system would rename."""
     return all(
         part
-        and part[-1] not in ". "  # Windows leaves them out
+        and part[-1] not in ". "  # Windows drops them
         and _FORBIDDEN.isdisjoint(part)
         and part.partition(".")[0].rstrip(" ").lower() not in _DEVICES
         for part in name.split("/")
@@ -334,7 +321,7 @@ def is_below(name: str) -> bool:
 
 
 def list_files(directory: Path, start: Path) -> dict[str, FileEntry]:
-    """Return the files at or below `start`, by their paths in `directory`, with their hashes."""
+    """Return the files at or below `start` with their hashes, by path in `directory`."""
     found = sorted(start.rglob("*")) if start.is_dir() else [start]
     named = {file.relative_to(directory).as_posix(): file for file in found if not file.is_dir()}
     return {
@@ -344,10 +331,8 @@ def list_files(directory: Path, start: Path) -> dict[str, FileEntry]:
 
 
 def check_file(directory: Path, name: str, entry: FileEntry, hashed: bool = True) -> None:
-    """Raise BundleError unless it is below the directory, no link, and what `entry` says.
-
-    hashed: else it stays unread, and its content may be another.
-    """
+    """Raise BundleError unless the file is below the directory, no link and as in `entry`. hashed:
+    read its content."""
     file = directory / name
     if not is_below(name):
         problem = f"{directory} lists a file outside itself: {name[:_SHOWN]}"
@@ -365,7 +350,7 @@ def check_file(directory: Path, name: str, entry: FileEntry, hashed: bool = True
 
 
 def find_foreign(directory: Path, manifest: Manifest | PairManifest | None) -> list[str]:
-    """Return files and links that are not listed, nor added later. manifest: None lists nothing."""
+    """Return files and links that are neither listed nor added later."""
     known = {manifest.file_name, *manifest.files} if manifest else set()
     if isinstance(manifest, Manifest):
         known.add(PARTS_FILE)
@@ -378,7 +363,7 @@ def find_foreign(directory: Path, manifest: Manifest | PairManifest | None) -> l
 
 
 def may_replace(out: Path, kind: type[_Manifest]) -> bool:
-    """Say whether `out` is an empty directory, or holds only what its manifest lists."""
+    """Return whether `out` is an empty directory, or contains only what its manifest lists."""
     if not out.is_dir():
         return False
     try:
@@ -389,7 +374,7 @@ def may_replace(out: Path, kind: type[_Manifest]) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Bundle:
-    """An opened bundle whose manifest is valid and whose files are the ones it lists."""
+    """An opened bundle, valid and with the files it lists."""
 
     path: Path
     manifest: Manifest
@@ -403,7 +388,7 @@ class Bundle:
         return sum(entry.num_bytes for entry in self.manifest.files.values())
 
     def file(self, name: str) -> Path:
-        """Raises BundleError for a file that the manifest does not list."""
+        """Raises BundleError for an unlisted file."""
         if name not in self.manifest.files:
             raise BundleError(f"{self.path} has no file {name}", remedy=EXPORT_AGAIN)
         return self.path / name
@@ -414,8 +399,7 @@ def is_bundle(path: Path) -> bool:
 
 
 def open_bundle(path: Path, hashed: bool = True) -> Bundle:
-    """Read the manifest and check size and sha256 of every file. hashed: else only the sizes, for
-    a look at the model alone. Raises BundleError."""
+    """Read the manifest and check each file's size and, if `hashed`, sha256. Raises BundleError."""
     manifest = read_manifest(path)
     for name, entry in manifest.files.items():
         check_file(path, name, entry, hashed)
@@ -425,8 +409,7 @@ def open_bundle(path: Path, hashed: bool = True) -> Bundle:
 def write_manifest(
     path: Path, hashed: Mapping[str, FileEntry] | None = None, **fields: object
 ) -> Manifest:
-    """Write the manifest of the files below `path`. hashed: what `list_files` says of them, where
-    that is known; nothing else in `fields` takes its place."""
+    """Write the manifest of the files below `path`. hashed: from `list_files`, if known."""
     files = list_files(path, path) if hashed is None else hashed
     manifest = Manifest.model_validate(
         {**fields, "files": files, "tokenizer_sha256": files[TOKENIZER].sha256}
@@ -441,7 +424,7 @@ def write_listing(directory: Path, manifest: Manifest | PairManifest) -> None:
 
 
 def add_file(bundle: Bundle, name: str, content: bytes) -> Bundle:
-    """Add or replace a file. Interrupted at any moment, the bundle stays valid."""
+    """Add or replace a file. The bundle stays valid at any interruption."""
     others = {other: entry for other, entry in bundle.manifest.files.items() if other != name}
     write_listing(bundle.path, bundle.manifest.model_copy(update={"files": others}))
     with atomic_file(bundle.path / name) as work:
@@ -471,8 +454,7 @@ class PairMember:
 
     @property
     def identity(self) -> str:
-        """Changes with the model's files, and with nothing else: a copy on another device has it,
-        too."""
+        """Identify the model's files, also as a copy on another device."""
         files = [
             (name, entry.sha256) for v in self.member.variants for name, entry in v.files.items()
         ]
@@ -480,17 +462,14 @@ class PairMember:
 
     @property
     def draft(self) -> Path | None:
-        """Return where the draft for this model is; None for a draft, and if there is none."""
+        """Return the path of this model's draft, if any."""
         if self.role == ROLES[1] or self.pair.draft is None:
             return None
         return self.directory / ROLES[1]
 
     def path(self, format: str) -> Path:
-        """Return the path of the variant in this format, whose files, or whose manifest, are what
-        pair.json says.
-
-        Raises UsageError where there is none, BundleError.
-        """
+        """Return the path of the variant in this format, checked against pair.json (its files, or
+        its manifest). Raises UsageError if there is none, BundleError."""
         formats = self.member.formats
         if format not in formats:
             raise UsageError(
@@ -510,16 +489,13 @@ def is_pair(path: Path) -> bool:
 
 
 def is_in_pair(path: Path) -> bool:
-    """Say whether it is a pair bundle, or a bundle or file in one."""
+    """Return whether this is a pair bundle, or a bundle or file in one."""
     return any(is_pair(directory) for directory in (path, *path.parents[:3]))
 
 
 def find_member(path: Path) -> PairMember | None:
-    """Return the model that a path in a pair bundle names: the bundle its target, the directories
-    target/ and draft/ one of the two.
-
-    None for any other path. Raises BundleError for a pair.json that is not valid.
-    """
+    """Return the model that a path in a pair bundle names (the bundle: its target); None for other
+    paths. Raises BundleError for an invalid pair.json."""
     if is_pair(path):
         return PairMember(path, ROLES[0], read_listing(path, PairManifest))
     if path.name in ROLES and is_pair(path.parent):

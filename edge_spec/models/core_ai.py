@@ -1,4 +1,4 @@
-"""Where Apple's Core AI can be used: its library writes programs and runs them, on Linux, too."""
+"""Where Apple's Core AI works. Its library writes and runs programs, on Linux too."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edge_spec.errors import DeviceError, MissingDependencyError
 
 FORMAT, PROGRAM = "coreai", "model.aimodel"
 LIBRARY = "coreai-core"
-VERSION = "1.0.0b3"  # the one whose private calls are known (exporters/coreai/private.py)
+VERSION = "1.0.0b3"  # its private calls are known (exporters/coreai/private.py)
 INSTALL = f'Run: pip install "{LIBRARY}=={VERSION}".'
 _ELSEWHERE = "Here, --runtime ort or llamacpp runs the model as it was published."
 _MIN_GLIBC = "2.34"
@@ -18,8 +18,8 @@ _WRITING_MACOS, _RUNNING_MACOS = 26, 27
 
 
 def require_writing() -> None:
-    """Refuse a system, or a version of the library, that programs cannot be written with. Imports
-    nothing. Raises DeviceError, MissingDependencyError."""
+    """Raise DeviceError, MissingDependencyError where programs cannot be written. Imports
+    nothing."""
     problem = _system_problem(_WRITING_MACOS)
     if problem is not None:
         raise DeviceError(f"Core AI writes no programs here: {problem}", remedy=_ELSEWHERE)
@@ -27,7 +27,7 @@ def require_writing() -> None:
 
 
 def require_running() -> None:
-    """Refuse what programs cannot be run with, in the same way."""
+    """Raise DeviceError, MissingDependencyError where programs cannot be run."""
     problem = running_problem()
     if problem is not None:
         raise DeviceError(f"Core AI runs no programs here: {problem}", remedy=_ELSEWHERE)
@@ -39,7 +39,7 @@ def is_mac() -> bool:
 
 
 def running_problem() -> str | None:
-    """Say why this system runs no programs."""
+    """Return why this system runs no programs; None: it does."""
     return _system_problem(_RUNNING_MACOS)
 
 

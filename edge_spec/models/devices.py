@@ -1,6 +1,5 @@
-"""Every device that the installed runtimes can put a model on, the memory of models and of this
-machine, known before anything is loaded, and where a library means to run each operation of a model
-(`edge-spec devices --model`)."""
+"""Devices of the installed runtimes, memory of models and this machine before loading, and where a
+library will run a model's operations (`edge-spec devices --model`)."""
 
 from __future__ import annotations
 
@@ -21,26 +20,26 @@ from edge_spec.errors import MissingDependencyError, UsageError
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle
 
-PLANNED_TOKENS = 4096  # of context in use: a cache grows with its text, few fill a long context
-# glibc's, which keeps what was freed before anything that is in use.
+# of context in use: a cache grows with its text, and few texts fill a long context
+PLANNED_TOKENS = 4096
+# glibc's, which reuses freed memory last.
 _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 _STATM, MEMINFO = Path("/proc/self/statm"), Path("/proc/meminfo")
 GROUP, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
-CPU, GPU, NPU, REMOTE = "cpu", "gpu", "npu", "remote"  # remote: who serves there is not known
-_TIMEOUT_S = 60.0  # more than a runtime takes to try a device
-_SERVER_TIMEOUT_S = 20.0  # more for each
-UNKNOWN = "unknown"  # a device that the library does not tell
+CPU, GPU, NPU, REMOTE = "cpu", "gpu", "npu", "remote"  # remote: what serves there is unknown
+_TIMEOUT_S = 60.0  # more than a runtime needs to try a device
+_SERVER_TIMEOUT_S = 20.0  # in addition, for each server
+UNKNOWN = "unknown"  # device not reported by the library
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes that stay resident for one model with one session.
+    """Resident bytes of one model with one session.
 
-    weights: with what the library copies of them; cache: of keys and values; work: buffers for
-    the widest passes; library: its code and tables, once however many of its models are open;
-    mapped_twice: of the weights, what stays mapped beside a copy that alone is used, and is dropped
-    where memory is wanted; on_devices: in devices' own memory, by their names, which the other
-    numbers leave out.
+    weights: with the library's copies; work: buffers for the widest passes; library: code and
+    tables, once for all its models; mapped_twice: the part of weights mapped alongside a copy in
+    use, dropped under memory pressure; on_devices: in devices' own memory, not in the other
+    numbers.
     """
 
     weights: int
@@ -57,47 +56,42 @@ class Memory:
 
 @runtime_checkable
 class Sizing(Protocol):
-    """A runtime that knows what its models will take, in the memory of the processor."""
+    """A runtime that can forecast its models' memory."""
 
     def memory(self, source: Any, options: RuntimeOptions, num_tokens: int | None = None) -> Memory:
-        """Returns what `open` and one session will keep resident with `num_tokens` of context in
-        use.
-
-        source: what `open` takes; num_tokens: None is a full context. Nothing is loaded.
-        """
+        """Return what `open` and one session will keep resident; loads nothing. num_tokens: of
+        context in use; None: all."""
 
 
 def context_tokens(limit: int, options: RuntimeOptions, num_tokens: int | None) -> tuple[int, int]:
-    """The context that sessions get of the model's `limit`, and how much of it is in use."""
+    """Return the sessions' context for the model's `limit`, and how much of it is in use."""
     length = limit if options.context_length is None else min(options.context_length, limit)
     return length, length if num_tokens is None else min(num_tokens, length)
 
 
 def resident_bytes() -> int | None:
-    """Returns the resident memory of this process, mapped files included; None where the system
-    does not say."""
+    """Return this process's resident memory with mapped files; None if unknown."""
     if not _STATM.exists():
         return None
     return int(_STATM.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def free_bytes() -> int | None:
-    """Returns the main memory that can still be used, in a container of its share; None where the
-    system does not say."""
+    """Return the available main memory, within a container's limit; None if unknown."""
     free = _meminfo("MemAvailable")
     rooms = [limit - used for limit, used in _limits()]
     return None if free is None else max(0, min([free, *rooms]))
 
 
 def total_bytes() -> int | None:
-    """Returns the main memory, in a container its share; None where the system does not say."""
+    """Return the main memory, or a container's limit; None if unknown."""
     total = _meminfo("MemTotal")
     return None if total is None else min([total, *(limit for limit, _ in _limits())])
 
 
 def _limits() -> Iterator[tuple[int, int]]:
-    """Yield the limits of the control groups (version 2) that this process is in, and what is used
-    of each: contents of files are dropped where memory is wanted."""
+    """Yield limit and use of each control group (version 2) of this process; cached files do not
+    count, as memory pressure drops them."""
     lines = GROUP.read_text("utf-8", "replace").splitlines() if GROUP.exists() else []
     for line in lines:
         if not line.startswith("0::"):
@@ -106,7 +100,7 @@ def _limits() -> Iterator[tuple[int, int]]:
         for each in (group, *group.parents):
             if not each.is_relative_to(GROUPS):
                 break
-            with suppress(OSError, ValueError, KeyError):  # no limit, or none that we may read
+            with suppress(OSError, ValueError, KeyError):  # no limit, or not readable
                 limit = int((each / "memory.max").read_text(encoding="ascii"))
                 used = int((each / "memory.current").read_text(encoding="ascii"))
                 counts = (each / "memory.stat").read_text(encoding="ascii").splitlines()
@@ -124,61 +118,52 @@ def _meminfo(name: str) -> int | None:
 
 
 def format_bytes(num_bytes: int) -> str:
-    """ "412 MB", from 10,000 MB on "12.3 GB"; decimal units, as for files."""
+    """Format as "412 MB", from 10,000 MB on as "12.3 GB" (decimal units)."""
     if num_bytes >= 10_000_000_000:
         return f"{num_bytes / 1e9:,.1f} GB"
     return f"{num_bytes / 1e6:,.0f} MB"
 
 
 def return_freed() -> None:
-    """Gives freed memory back to the system, where the allocator keeps it."""
+    """Return freed memory that the allocator keeps to the system."""
     if _malloc_trim is not None:
         _malloc_trim(0)
 
 
 @dataclass(frozen=True)
 class Device:
-    """A place where a runtime can run a model; or, without a name, why the runtime itself cannot.
-
-    name: what `--device` takes; None for `kind` and sizes: not known. shares_memory: its memory is
-    the processor's, as that of integrated GPUs.
-    """
+    """A place where a runtime can run a model; without a name, why the runtime cannot run. name:
+    for `--device`. shares_memory: uses main memory, as integrated GPUs do."""
 
     runtime: str
     name: str | None
-    kind: str | None  # CPU, GPU, NPU or REMOTE
+    kind: str | None
     description: str
     total_bytes: int | None = None
     free_bytes: int | None = None
-    fault: str | None = None  # why it cannot be used, in one line
-    hint: str | None = None  # what would make it faster, in one line
+    fault: str | None = None  # why it cannot be used, on one line
+    hint: str | None = None  # what would make it faster, on one line
     shares_memory: bool = False
-    kernels: str | None = None  # in place of the library's own, or why not, in one line
+    kernels: str | None = None  # those replacing the library's own, or why none do, on one line
 
 
 @runtime_checkable
 class DeviceListing(Protocol):
-    """A runtime that knows its devices."""
+    """A runtime that can list its devices."""
 
     def devices(self, options: RuntimeOptions) -> Sequence[Device]:
-        """All it can reach, those that do not work with their fault; no model is loaded.
-
-        What it has no use for in `options` is ignored. Raises MissingDependencyError.
-        """
+        """Return all devices within reach, broken ones with their fault. Loads no model, ignores
+        irrelevant `options`. Raises MissingDependencyError."""
 
 
 def processor(runtime: str) -> Device:
-    """The CPU, of a runtime that asks no library for its description."""
+    """The CPU, for a runtime whose library does not describe it."""
     return Device(runtime, "cpu", CPU, "the processor", total_bytes(), free_bytes())
 
 
 def list_devices(rpc_servers: Sequence[str] = ()) -> list[Device]:
-    """Lists the devices of every runtime, in the order of their names, those with a missing library
-    included.
-
-    Each is asked in a process of its own, so that a driver that crashes or hangs is an entry with
-    a fault.
-    """
+    """List all runtimes' devices, by name of the runtime, including missing libraries. Each is
+    asked in a separate process, so a driver that crashes or hangs is an entry with a fault."""
     runtimes = entry_points.names("runtimes")
     # Closed in this order: an interrupt does not wait for the processes.
     with ThreadPoolExecutor() as pool, Lifeline() as lifeline:
@@ -196,7 +181,7 @@ def _listed(runtime: str, rpc_servers: Sequence[str], lifeline: Lifeline) -> lis
 
 
 def devices_of(runtime: str, *rpc_servers: str) -> list[dict[str, Any]]:
-    """Lists the devices in this process, as JSON has them. Raises EdgeSpecError, and whatever a
+    """List a runtime's devices in this process, as JSON. Raises EdgeSpecError, and whatever a
     library raises."""
     loaded = runtimes.load_runtime(runtime)
     if not isinstance(loaded, DeviceListing):
@@ -208,11 +193,9 @@ def devices_of(runtime: str, *rpc_servers: str) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class FunctionPlacement:
-    """Counts the operations of one function of a model, constants left out; largest first.
-
-    shares: of the estimated cost, which add up to 1; empty where the library tells no costs.
-    fallbacks: operations by their kind that the device which was asked for cannot run.
-    """
+    """Operations of one function, without constants, largest counts first. shares: of the estimated
+    cost, summing to 1; empty if unknown. fallbacks: by kind, operations that the requested device
+    cannot run."""
 
     function: str
     operations: Mapping[str, int]  # by device
@@ -222,15 +205,14 @@ class FunctionPlacement:
 
 @runtime_checkable
 class Placing(Protocol):
-    """A runtime that knows where operations of its models will run."""
+    """A runtime that knows where its models' operations will run."""
 
     def placements(self, source: Any, options: RuntimeOptions) -> Sequence[FunctionPlacement]:
-        """source, options: what `open` takes. Raises DeviceError where the library cannot tell."""
+        """source, options: as for `open`. Raises DeviceError if the library cannot tell."""
 
 
 def placements_of(bundle: Bundle) -> Sequence[FunctionPlacement]:
-    """Asks the first installed runtime that reads the bundle and can tell. Raises UsageError where
-    there is none."""
+    """Ask the first runtime that reads the bundle and can tell. Raises UsageError if none can."""
     format = bundle.manifest.format
     for name in entry_points.names("runtimes"):
         try:

@@ -1,9 +1,8 @@
-"""`--draft auto`: what `distill` has trained here for the target, else a smaller model with its
-tokens, among those that are here already; and a draft in its cheapest form.
+"""`--draft auto`: a drafter that `distill` trained here, else a smaller local model with the
+target's tokens; and a draft's cheapest form.
 
-A draft token costs what its model's weights take to be read. What a draft writes is verified, so a
-copy in 4 bits and an output matrix of its commonest tokens change no text. Measured on a pair of
-Qwen2.5-Coder: docs/drafters.md.
+A draft token costs the reading of the draft's weights. Drafts are verified, so 4-bit weights and
+logits of common tokens only change no text. Measurements on a Qwen2.5-Coder pair: docs/drafters.md.
 """
 
 from __future__ import annotations
@@ -41,19 +40,20 @@ from edge_spec.text.tokenizer import Tokenizer
 from edge_spec.text.vocabulary import frequent_tokens, same_vocabulary
 
 AUTO = "auto"
-# Of the target's parameters: a draft takes a step for each token that it drafts.
+# Of the target's parameters: each draft token costs a step.
 LARGEST_SHARE = 0.5
 _log = logging.getLogger(__name__)
 DIRECTORY = "drafters"  # of trained ones, in the cache
 _REPORT, _LARGEST_REPORT = "report.json", 1_000_000  # bytes
-# Byte-pair encodings number tokens in the order in which they were joined, the commonest first. Of
-# an answer in English or code all but one in ten thousand are among so many of Qwen's; among 65,536
-# and 32,768 all but 2 and 6 in a hundred, which costs more than shorter matrices save.
+# BPE numbers tokens in merge order, commonest first. With Qwen, so many cover all but one in ten
+# thousand tokens of an answer in English or code; 65,536 and 32,768 miss 2 and 6 in a hundred,
+# which costs more than shorter matrices save.
 COMMON_TOKENS = 98_304
-_OF_WRITING = 2048  # tokens of each, such as Chinese, most of which come late in many vocabularies
-_LEAST_SAVED = 1.2  # times what is left, that a file has to have to be cut down
-_FOUR_BITS = 4.5 / 8  # bytes of a weight, with its scales
-_LEAST_BYTES = 100_000_000  # of a draft that is copied: passes of smaller ones take other time
+# tokens of each script, such as Chinese, which many vocabularies number late
+_OF_WRITING = 2048
+_LEAST_SAVED = 1.2  # least ratio of a file's size to its copy's
+_FOUR_BITS = 4.5 / 8  # bytes of a weight, with scales
+_LEAST_BYTES = 100_000_000  # of a draft to copy; passes of smaller ones are not bound by bytes
 _MOST_BYTES = 4_000_000_000  # of all copies in the cache
 
 
@@ -64,11 +64,8 @@ class Described:
 
 
 def describe(path: Path) -> Described:
-    """A bundle, GGUF file or Hugging Face directory; its weights stay unread, and no file is
-    hashed.
-
-    Raises an EdgeSpecError where its shape or its tokens are not known.
-    """
+    """Describe a bundle, GGUF file or Hugging Face directory; reads no weights, hashes nothing.
+    Raises an EdgeSpecError if shape or tokens are unknown."""
     if is_bundle(path):
         bundle = open_bundle(path, hashed=False)
         return Described(bundle.config, text_of_bundle(bundle).tokenizer.vocabulary())
@@ -79,10 +76,9 @@ def describe(path: Path) -> Described:
 def chosen_drafts(
     source: Source, asked: AskedOptions, *, uses_trained: bool = True
 ) -> tuple[str, ...]:
-    """Return the drafts that are named: "none" stands for no draft, "auto" for one that fits and is
-    here; where none is named, the one of a pair bundle, if the drafters that were asked for can use
-    it. uses_trained: as "auto". Raises as `Source.member` does, and UsageError for "auto" beside
-    other names."""
+    """Return the drafts: those named, "auto" replaced by a local one that fits, "none" dropped;
+    else a pair bundle's, if the requested drafters use one. uses_trained: for "auto". Raises as
+    `Source.member` does, and UsageError for "auto" with other names."""
     named = asked.named_drafts
     if named is not None and AUTO in named:
         if len(named) > 1:
@@ -106,9 +102,8 @@ def chosen_drafts(
 
 
 def named_options(source: Source, asked: AskedOptions, keeps_answers: bool) -> LoadOptions:
-    """Return the options with their drafts named, and checked. "auto" stands for a smaller model:
-    what was trained here is `trained_options`'. keeps_answers: for later runs. Raises an
-    EdgeSpecError."""
+    """Return checked options with named drafts. "auto" is a smaller model here; `trained_options`
+    finds trained drafters. keeps_answers: for later runs. Raises an EdgeSpecError."""
     said = {field.name: getattr(asked, field.name) for field in fields(AskedOptions)}
     drafts = chosen_drafts(source, asked, uses_trained=False)
     heads = {name: path for name in drafts if (path := head_path(name, source))}
@@ -120,8 +115,8 @@ def named_options(source: Source, asked: AskedOptions, keeps_answers: bool) -> L
 
 
 def trained_options(source: Source, asked: AskedOptions) -> AskedOptions | None:
-    """Return the options with the drafter that was trained here for the model; None where none
-    pays, or other drafters were asked for. Raises as `Source.path` does."""
+    """Return options with the drafter trained here; None if none pays or others were requested.
+    Raises as `Source.path` does."""
     is_free = asked.draft is None and asked.drafter == "auto"
     if not is_free and asked.named_drafts != (AUTO,):
         return None
@@ -130,19 +125,17 @@ def trained_options(source: Source, asked: AskedOptions) -> AskedOptions | None:
 
 
 def head_path(name: str, target: Source) -> Path | None:
-    """Return the path of the trained head of this name, which is fetched if it is on the hub; None
-    for a model. Raises as `Source.path` does for what is on the hub."""
+    """Return the path of a trained head, fetched if on the hub; None for a model. Raises as
+    `Source.path` does for the hub."""
     path = Source(name, target.progress).path if is_on_hub(name) else expanded(Path(name))
     is_targets = path.is_file() and target.is_fetched and path.samefile(target.path)
     return path if runtimes.is_head(path, is_targets) else None
 
 
 def suggest_draft(target: Source) -> str | None:
-    """Return the smallest MODEL of the caches that has the target's tokens and at most
-    LARGEST_SHARE of its size; a pair bundle's own draft where there is one.
-
-    None, which one line says, where nothing fits. Raises as `Source.path` does.
-    """
+    """Return the smallest cached model with the target's tokens and at most LARGEST_SHARE of its
+    size, or a pair bundle's draft; if none fits, log that and return None. Raises as `Source.path`
+    does."""
     if target.member is not None:
         return None if target.member.draft is None else str(target.member.draft)
     try:
@@ -171,7 +164,6 @@ def suggest_draft(target: Source) -> str | None:
 
 
 def _candidates() -> Iterator[tuple[str, Path]]:
-    """Yield MODELs that are here, and their paths."""
     from edge_spec.models.hub_download import list_cached
 
     for cached in list_cached():
@@ -181,15 +173,15 @@ def _candidates() -> Iterator[tuple[str, Path]]:
 
 
 def place_of(source: Source, kind: str) -> Path:
-    """Returns where the drafter of a kind is kept for a model. Raises as `Source.identity` does."""
+    """Return where a model's drafter of this kind is kept. Raises as `Source.identity` does."""
     return cache_directory() / DIRECTORY / f"{source.name}-{kind}-{source.identity}"
 
 
 def trained_drafter(source: Source) -> Path | None:
-    """Returns the one for this model that is forecast to pay most; None where none pays. Raises as
+    """Return the trained drafter with the best forecast; None if none pays. Raises as
     `Source.identity` does."""
     folder = cache_directory() / DIRECTORY
-    if not folder.is_dir():  # as nearly everywhere: nothing is read of the model
+    if not folder.is_dir():  # the usual case: the model is not read
         return None
     found = {}
     for path in sorted(folder.glob(f"[!.]*-{source.identity}")):
@@ -200,8 +192,8 @@ def trained_drafter(source: Source) -> Path | None:
 
 
 def training_report(path: Path) -> Mapping[str, Any]:
-    """Returns what `edge-spec distill` has written beside a drafter; nothing where there is no
-    report that can be read: it is only a first expectation."""
+    """Return `edge-spec distill`'s report on a drafter, a first expectation only; empty if
+    unreadable."""
     with suppress(OSError, ValueError, RecursionError):
         with (path / _REPORT).open("rb") as file:
             found = json.loads(file.read(_LARGEST_REPORT))
@@ -210,7 +202,6 @@ def training_report(path: Path) -> Mapping[str, Any]:
 
 
 def _forecast(path: Path) -> float | None:
-    """Returns the speedup that is forecast, None for a drafter that does not pay."""
     report = training_report(path)
     with suppress(ValueError, TypeError, KeyError):
         return float(report["forecast"]["speedup"]) if report["pays"] is True else None
@@ -221,9 +212,8 @@ def _forecast(path: Path) -> float | None:
 def cheapest(
     draft: PreparedModel, source: Source, progress: Progress, makes: bool = True
 ) -> PreparedModel:
-    """Returns the draft as its passes take least time: with the copy in 4 bits that the cache has
-    of it, and with scores of common tokens. Only where kernels of ours compute it: others were not
-    compared. makes: the copy, where there is none."""
+    """Return the fastest form of a draft: its 4-bit copy from the cache, scoring common tokens
+    only. Only with our kernels; others were not compared. makes: make a missing copy."""
     if draft.runtime.reads != "gguf" or not runtimes.own_kernels(draft.runtime.name):
         return draft
     small = _in_four_bits(draft, source, progress, makes)
@@ -233,7 +223,6 @@ def cheapest(
 def _in_four_bits(
     draft: PreparedModel, source: Source, progress: Progress, makes: bool
 ) -> PreparedModel:
-    """Returns the draft itself where that saves little, or cannot be."""
     info: ModelInfo = draft.source
     if not (draft.as_it_is and _is_large(info)):
         return draft
@@ -251,7 +240,7 @@ def _in_four_bits(
     try:
         make_once(kept, lambda: kept if kept.is_file() else None, make, waiting)
         with suppress(OSError):
-            kept.touch()  # the last one to go
+            kept.touch()  # evicted last
         copied = runtimes.open_model_info(kept)
     except (EdgeSpecError, OSError) as error:
         _log.warning("the draft %s stays as it is: %s", draft.name, error)
@@ -260,7 +249,7 @@ def _in_four_bits(
 
 
 def _common_tokens(draft: PreparedModel) -> ScoredTokens | None:
-    """Returns the tokens that a draft need score, with all that a text never spells; None where
+    """Return the tokens that a draft needs to score, with those that text never spells; None if
     these are most."""
     size = draft.config.vocab_size
     likely = frequent_tokens(draft.vocabulary(), size, COMMON_TOKENS, _OF_WRITING)

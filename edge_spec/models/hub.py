@@ -1,5 +1,4 @@
-"""Reads `hf:org/name[@revision][:file]`, chooses the files of the model that is meant, and knows
-which model drafts for it."""
+"""`hf:org/name[@revision][:file]`: parse it, choose files, and know a model's draft."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ _REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./+-]*")
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
-# Beside the weights; of these, only the first two have to be there.
+# Files besides the weights; only the first two are required.
 _DESCRIPTION = (
     *(CONFIG, TOKENIZER, "tokenizer_config.json", "generation_config.json"),
     *("chat_template.jinja", "chat_template.json", "special_tokens_map.json"),
@@ -29,19 +28,19 @@ _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _SHARD = re.compile(r"model-\d{5}-of-(\d{5})\.safetensors")
 _SPLIT = re.compile(r"-\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
-_NO_MODEL = re.compile(r"mmproj|imatrix", re.IGNORECASE)  # GGUF files of another kind
+_NO_MODEL = re.compile(r"mmproj|imatrix", re.IGNORECASE)  # GGUF files without a model
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
-# Of several GGUF files the first of these: Q4_0 is what all runtimes here run or convert as it is,
-# Q8_0 nearly the whole model; then by how common they are.
+# Of several GGUF files: Q4_0 is what all runtimes here run or convert unchanged, Q8_0 nearly
+# lossless; the rest by how common they are.
 _PREFERRED = (
     *("Q4_0", "Q8_0", "Q4_K_M", "Q5_K_M", "Q6_K", "Q4_1", "Q5_0", "Q5_1"),
     *("Q4_K_S", "Q5_K_S", "F16", "BF16", "F32"),
 )
-_MOST_LISTED = 12  # files of a remedy
+_MOST_LISTED = 12  # files in a remedy
 
-# Repository of a target -> repository of its draft; of each family the smallest instruct model,
-# in the same form (safetensors or GGUF) from the same publisher. What the table says is a
-# suggestion: whether the tokens are the same is seen from the files, once they are here.
+# Repository of a target -> its draft's: the family's smallest instruct model from the same
+# publisher, in the same form (safetensors or GGUF). Only a suggestion: the downloaded files show
+# whether the tokens match.
 _LLAMA = r"(?:Meta-)?Llama-3\.(?:1-8B|1-70B|2-3B|3-70B)-Instruct"
 _DRAFTS = (
     (
@@ -59,7 +58,7 @@ _DRAFTS = (
 
 
 def known_draft(repository: str) -> str | None:
-    """Return the repository of the draft for this model; None where none is known."""
+    """Return the repository of a model's draft, if known."""
     for target, draft in _DRAFTS:
         match = re.fullmatch(target, repository, re.IGNORECASE)
         if match is not None:
@@ -71,14 +70,11 @@ def known_draft(repository: str) -> str | None:
 class HubReference:
     repository: str  # org/name
     revision: str = DEFAULT_REVISION  # a branch, tag or commit
-    file: str | None = None  # one GGUF file of the repository; None: chosen
+    file: str | None = None  # a GGUF file of the repository; None: chosen
 
     @classmethod
     def parse(cls, model: str) -> HubReference:
-        """Parse a model's name; no part of the result leads out of the folder it names.
-
-        Raises UsageError.
-        """
+        """Parse a model's name; no part leads out of its folder. Raises UsageError."""
         match = _REFERENCE.fullmatch(model)
         if match is None or "--" in match[1] or ".." in match[1]:
             raise UsageError(
@@ -116,18 +112,14 @@ def is_gguf(name: str) -> bool:
 
 
 def has_to_be_head(names: Collection[str]) -> bool:
-    """Say whether these files are a directory without a tokenizer, which only a trained head can
-    do without: its config.json tells whether it is one."""
+    """Return whether a tokenizer is missing, as only a trained head's may; config.json decides."""
     return CONFIG in names and TOKENIZER not in names
 
 
 def choose(reference: HubReference, names: Collection[str]) -> tuple[str, ...]:
-    """Choose the files that belong together among `names`, "/" between folders: those of a Hugging
-    Face directory if there are safetensors, else one GGUF file.
-
-    Raises UsageError if it is not clear which file is meant, UnsupportedModelError if none can be
-    read.
-    """
+    """Choose the files that belong together: a Hugging Face directory's if there are safetensors,
+    else one GGUF file. names: with "/" between folders. Raises UsageError if unclear,
+    UnsupportedModelError if none is readable."""
     if reference.file is not None:
         if reference.file not in names:
             raise UsageError(
@@ -139,7 +131,7 @@ def choose(reference: HubReference, names: Collection[str]) -> tuple[str, ...]:
         return (_choose_gguf(reference, names),)
     weights = _find_safetensors(names)
     if TOKENIZER not in names:
-        # The weights of some heads have another name.
+        # some heads name their weights differently
         others = [name for name in names if name.endswith(".safetensors") and "/" not in name]
         weights = weights or (tuple(others) if len(others) == 1 else ())
         if weights:

@@ -1,14 +1,13 @@
-"""Lists, downloads and finds models of the Hugging Face hub.
+"""List, download and find models of the Hugging Face hub.
 
-Files live in the cache of huggingface_hub, in the layout that it documents, so other programs find
-them there and this one finds theirs:
+Files are shared with other programs in huggingface_hub's cache, in its documented layout:
 
     models--org--name/blobs/DIGEST             a file's content
     models--org--name/snapshots/COMMIT/FILE    a link to it
     models--org--name/refs/REVISION            the commit that a branch or tag was last seen at
 
-The library speaks to the hub. Its `hf_hub_download` is not used: it shows a file in the cache
-without comparing its hash, and its newer versions start an interrupted download again.
+The library makes the requests, but not with `hf_hub_download`, which returns cached files without
+comparing their hash and, in newer versions, restarts interrupted downloads.
 """
 
 from __future__ import annotations
@@ -51,13 +50,13 @@ from edge_spec.models.hub import (
 )
 from edge_spec.storage.atomic import as_storage_error, atomic_file, locked, sha256_file, sync
 
-MAX_SMALL_BYTES = 100_000_000  # of a file that is no weights: several times what any has
-MAX_FILE_BYTES = 50_000_000_000  # the hub hands out no larger one over plain HTTP
+MAX_SMALL_BYTES = 100_000_000  # of a file other than weights, several times any real one
+MAX_FILE_BYTES = 50_000_000_000  # the hub serves no larger file over plain HTTP
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MAX_FILES = 100_000
 _LISTING_TIMEOUT_S = 30.0
-# What huggingface_hub sends its requests with, by version, and the error that all others are.
+# Transports of huggingface_hub's versions, and the base of their errors.
 _TRANSPORTS = (("requests", "RequestException"), ("httpx", "HTTPError"), ("httpx2", "HTTPError"))
 _WEIGHTS = (".gguf", ".safetensors")
 _MAKE_ROOM = "Free space, or set HF_HUB_CACHE to a directory on another disk."
@@ -66,25 +65,25 @@ _log = logging.getLogger(__name__)
 
 
 class UnreachableError(DownloadError):
-    """The hub cannot be asked now; what the cache holds can still be used."""
+    """The hub cannot be reached now; the cache still can."""
 
 
 @dataclass(frozen=True)
 class RemoteFile:
     num_bytes: int
-    digest: str  # the content's SHA-256 (64 digits), or Git's SHA-1 of a small file (40)
+    digest: str  # SHA-256 of the content (64 digits), or Git's SHA-1 of a small file (40)
 
     @property
     def is_large(self) -> bool:
-        """Say whether it is stored outside of Git, so its SHA-256 is known."""
+        """Return whether it is stored outside Git, with a known SHA-256."""
         return len(self.digest) == 64
 
 
-Files = Mapping[str, RemoteFile]  # by their names, "/" between folders
+Files = Mapping[str, RemoteFile]  # by name, with "/" between folders
 
 
 def library() -> Any:
-    """Import huggingface_hub, with its telemetry off unless the user has set otherwise."""
+    """Import huggingface_hub, its telemetry off unless the user set it."""
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     import huggingface_hub
     import huggingface_hub.constants
@@ -96,11 +95,8 @@ def library() -> Any:
 
 
 def list_files(reference: HubReference) -> tuple[str, Files]:
-    """Return the commit of a repository and its files, by one request with the user's token
-    (HF_TOKEN, or a login's) if there is one.
-
-    Raises DownloadError; UnreachableError if the network or the hub fails.
-    """
+    """Return a repository's commit and files, in one request with the user's token (HF_TOKEN or a
+    login's). Raises DownloadError; UnreachableError if network or hub fail."""
     hub = library()
     if hub.constants.HF_HUB_OFFLINE:
         raise UnreachableError(
@@ -116,7 +112,7 @@ def list_files(reference: HubReference) -> tuple[str, Files]:
                 files_metadata=True,
                 timeout=_LISTING_TIMEOUT_S,
             )
-        except hub.errors.HfHubHTTPError:  # of some versions a ValueError, too
+        except hub.errors.HfHubHTTPError:  # in some versions also a ValueError
             raise
         except (AttributeError, KeyError, TypeError, ValueError):
             raise _distrust(reference, "its answer is no list of files") from None
@@ -147,7 +143,6 @@ def _distrust(reference: HubReference, why: str) -> DownloadError:
 
 @contextmanager
 def _explained(reference: HubReference) -> Iterator[None]:
-    """Turn errors of huggingface_hub and of its transport into ours, with a remedy."""
     hub = library()
     failures: list[type[Exception]] = [ConnectionError, TimeoutError]
     failures += [getattr(sys.modules[name], e) for name, e in _TRANSPORTS if name in sys.modules]
@@ -192,8 +187,6 @@ def _explain(reference: HubReference, error: Any) -> DownloadError:
 
 @dataclass(frozen=True)
 class HubModel:
-    """A model whose files are all in the cache."""
-
     reference: HubReference
     commit: str
     snapshot: Path
@@ -214,10 +207,8 @@ class HubModel:
 
     @cached_property
     def identity(self) -> str:
-        """Changes with the files' content, not with the revision they were asked by.
-
-        In a cache without links, it changes with the commit, too.
-        """
+        """Identify the files' content, whatever the revision; in a cache without links also the
+        commit."""
         contents = [
             (name, path.resolve().name if path.is_symlink() else self.commit)
             for name, path in sorted(self.files.items())
@@ -226,7 +217,6 @@ class HubModel:
 
 
 def _cache_root() -> Path:
-    """HF_HUB_CACHE, else in HF_HOME, else ~/.cache/huggingface/hub."""
     return Path(library().constants.HF_HUB_CACHE)
 
 
@@ -235,7 +225,7 @@ def _folder(reference: HubReference) -> Path:
 
 
 def find_cached(reference: HubReference) -> HubModel | None:
-    """Return the model if the cache alone has all of its files, else None."""
+    """Return the model if the cache has all files, else None."""
     commit, ref = reference.revision, _folder(reference) / "refs" / reference.revision
     if not _COMMIT.fullmatch(commit):
         commit = ref.read_text(encoding="utf-8").strip() if ref.is_file() else ""
@@ -245,7 +235,7 @@ def find_cached(reference: HubReference) -> HubModel | None:
     files = (path for path in snapshot.rglob("*") if path.is_file())
     try:
         names = choose(reference, [path.relative_to(snapshot).as_posix() for path in files])
-    except EdgeSpecError:  # not all of it is here
+    except EdgeSpecError:  # incomplete
         return None
     if has_to_be_head(names) and not runtimes.says_head(snapshot / CONFIG):
         return None
@@ -253,7 +243,7 @@ def find_cached(reference: HubReference) -> HubModel | None:
 
 
 def list_cached() -> list[HubModel]:
-    """Return all models in the cache that can be read, by the branches and tags they have."""
+    """Return all readable cached models, by branch and tag."""
     references = (
         HubReference("/".join(ref.parent.parent.name.split("--", 2)[1:]), ref.name)
         for ref in sorted(_cache_root().glob("models--*--*/refs/*"))
@@ -262,12 +252,9 @@ def list_cached() -> list[HubModel]:
 
 
 def pull(reference: HubReference, progress: Progress) -> HubModel:
-    """Download the model as the hub has it now. If the hub cannot be reached, return it as the
-    cache has it, and say so in one line.
-
-    Raises DownloadError, UsageError if it is not clear which file is meant, and
-    UnsupportedModelError for a repository without one that can be read.
-    """
+    """Download the hub's current version; if the hub cannot be reached, log that and return the
+    cached one. Raises DownloadError, UsageError for an unclear file, UnsupportedModelError if none
+    is readable."""
     try:
         commit, listed = list_files(reference)
     except UnreachableError as error:
@@ -288,19 +275,19 @@ def pull(reference: HubReference, progress: Progress) -> HubModel:
                 f"{reference} has no {TOKENIZER}",
                 remedy="Choose a repository that has one, or a GGUF file of the model.",
             )
-    # Descriptions first: small, and without permission they fail before the weights.
+    # Small descriptions first: without permission they fail before the weights.
     fetch_blobs(reference, commit, files, progress)
-    # A directory without its config.json is no model: it comes last.
+    # Without config.json a directory is no model, so it comes last.
     for name in sorted(files, key=lambda name: name == CONFIG):
         _link(blobs / files[name].digest, snapshot / name)
-    if not _COMMIT.fullmatch(reference.revision):  # for use without the network
+    if not _COMMIT.fullmatch(reference.revision):  # for offline use
         with atomic_file(_folder(reference) / "refs" / reference.revision) as work:
             work.write_text(commit, encoding="utf-8")
     return HubModel(reference, commit, snapshot, names)
 
 
 def check_sizes(reference: HubReference, files: Files) -> None:
-    """Raise UsageError for a size that no such file has, before anything is fetched."""
+    """Raise UsageError for an implausible size, before anything is fetched."""
     for name, file in files.items():
         limit = MAX_FILE_BYTES if name.lower().endswith(_WEIGHTS) else MAX_SMALL_BYTES
         if file.num_bytes > limit:
@@ -312,11 +299,8 @@ def check_sizes(reference: HubReference, files: Files) -> None:
 
 
 def fetch_blobs(reference: HubReference, commit: str, files: Files, say: Progress) -> None:
-    """Fetch what is missing of these files' contents, each whole and with the hash that the hub
-    states.
-
-    After an interrupt the next call resumes large files. Raises DownloadError.
-    """
+    """Fetch what is missing of these files, verified by the hub's hashes. Large files resume after
+    an interrupt. Raises DownloadError."""
     downloads = [_Download(reference, commit, name, file) for name, file in files.items()]
     missing = [download for download in downloads if not download.is_here()]
     if not missing:
@@ -332,7 +316,7 @@ def fetch_blobs(reference: HubReference, commit: str, files: Files, say: Progres
         )
     what = f"Downloading {reference}, {size}"
     say(what, arrived / max(total, 1))
-    before = 0  # bytes of the files so far
+    before = 0
     for each in missing:
         each.run(partial(_tell, say, what, before, total))
         before += each.file.num_bytes
@@ -345,8 +329,6 @@ def _tell(say: Progress, what: str, before: int, total: int, arrived: int) -> No
 
 @dataclass(frozen=True)
 class _Download:
-    """One file on its way into the cache."""
-
     reference: HubReference
     commit: str
     name: str
@@ -358,11 +340,11 @@ class _Download:
 
     @cached_property
     def partial(self) -> Path:
-        """Older versions of huggingface_hub keep an unfinished download there, too."""
+        """The name that older versions of huggingface_hub use, too."""
         return self.blob.with_name(f"{self.file.digest}.incomplete")
 
     def is_here(self) -> bool:
-        """Say whether the cache has it, as a blob or, if the system makes no links, as the file."""
+        """Return whether the cache has it, as a blob or, without links, in the snapshot."""
         linked = _folder(self.reference) / "snapshots" / self.commit / self.name
         return any(
             path.is_file() and path.stat().st_size == self.file.num_bytes
@@ -370,17 +352,16 @@ class _Download:
         )
 
     def num_arrived(self) -> int:
-        """Return the bytes that a download can resume from; a small file may be sent compressed,
-        and has none."""
+        """Return the bytes to resume from; 0 for small files, which may come compressed."""
         size = self.partial.stat().st_size if self.partial.is_file() else 0
         return size if self.file.is_large and size <= self.file.num_bytes else 0
 
     def run(self, say: Callable[[int], None]) -> None:
-        """Fetch the file, unless another process has fetched it by now. say: is called with the
-        number of bytes that have arrived. Raises DownloadError."""
+        """Fetch the file unless another process did. say: receives the bytes so far. Raises
+        DownloadError."""
         self.blob.parent.mkdir(parents=True, exist_ok=True)
         waits = partial(_log.warning, "waiting for another process that fetches %s", self.reference)
-        # The lock that huggingface_hub takes; without one, the hash shows that two wrote at once.
+        # huggingface_hub's lock; without one, the hash detects concurrent writes.
         lock = _folder(self.reference).parent / ".locks" / _folder(self.reference).name
         with locked(lock / self.file.digest, math.inf, waits):
             if self.is_here():
@@ -424,13 +405,14 @@ class _Download:
                         expected_size=self.file.num_bytes,
                     )
                 return
-            except UnreachableError:  # not all versions of huggingface_hub resume a cut connection
+            # not all versions of huggingface_hub resume a broken connection
+            except UnreachableError:
                 if out.tell() == before or not self.file.is_large:
                     raise
             except OSError as error:
                 if error.errno is not None:
                     raise
-                # _Bounded's, or huggingface_hub's own for fewer bytes than expected.
+                # _Bounded's, or huggingface_hub's for fewer bytes than expected.
                 raise DownloadError(
                     f"{self.name} of {self.reference} arrived with another size than the hub "
                     "states",
@@ -439,7 +421,7 @@ class _Download:
 
 
 class _Bounded(io.BufferedWriter):
-    """A file that reports how far it has grown, and grows no further than it should."""
+    """A file that reports its growth and stops at its expected size."""
 
     def __init__(self, path: Path, num_bytes: int, say: Callable[[int], None]) -> None:
         super().__init__(io.FileIO(path, "ab"))
@@ -455,7 +437,6 @@ class _Bounded(io.BufferedWriter):
 
 @contextmanager
 def _without_bars() -> Iterator[None]:
-    """Keep huggingface_hub from drawing a progress bar beside ours."""
     utils, name = library().utils, "huggingface_hub.http_get"
     was_on = not utils.are_progress_bars_disabled(name)
     if was_on:
@@ -470,19 +451,19 @@ def _without_bars() -> Iterator[None]:
 def _digest(path: Path, file: RemoteFile) -> str:
     if file.is_large:
         return sha256_file(path)
-    content = path.read_bytes()  # as Git hashes it
+    content = path.read_bytes()  # Git's hash
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
 def _link(blob: Path, file: Path) -> None:
-    """Make the blob appear as `file`; if the system makes no links, move it there."""
+    """Link the blob as `file`; on systems without links, move it there."""
     if file.exists():
         return
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.unlink(missing_ok=True)  # a link that leads nowhere
+    file.unlink(missing_ok=True)  # a dangling link
     try:
         file.symlink_to(os.path.relpath(blob, file.parent))
-    except FileExistsError:  # another process has linked it meanwhile
+    except FileExistsError:  # another process made it meanwhile
         pass
     except OSError:
         blob.replace(file)

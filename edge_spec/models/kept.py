@@ -1,5 +1,5 @@
-"""Directories of the cache with what was made once, such as what a device's compiler makes of a
-bundle: each is used as long as it is whole and of the key that is wanted, else made again."""
+"""Cache directories made once, such as a compiled bundle, and used while complete and of the wanted
+key."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class _Entry(Stated):
 class KeptDirectory:
     """A directory that is made once.
 
-    key: all that its files depend on and its name does not tell, as JSON has it. One of another
-    key, such as that of an older driver, is removed when it is met, and so is a damaged one.
-    begins, waits: are called before it is made, and before another process is waited for.
+    key: all, as JSON, that its files depend on and its name does not show. A damaged directory, or
+    one with another key, such as an older driver's, is removed. begins, waits: called before making
+    it, and before waiting for another process.
     """
 
     path: Path
@@ -50,10 +50,10 @@ class KeptDirectory:
     waits: Callable[[], None] = lambda: None
 
     def get(self, fill: Callable[[Path], None]) -> Path:
-        """Return the directory that `fill` has filled, now or before, by one process at a time.
-        Raises StorageError, and what `fill` raises; nothing is kept then."""
+        """Return the directory, filled by `fill` now or before, in one process at a time. Raises
+        StorageError, and what `fill` raises; nothing is kept then."""
         if self.path.is_dir() and self._problem() is None:
-            return self.path  # also where no lock can be made
+            return self.path  # also where locking is impossible
         with locked(self.path, math.inf, self.waits):
             is_there = self.path.is_dir()
             problem = self._problem() if is_there else None
@@ -68,12 +68,10 @@ class KeptDirectory:
         return self.path
 
     def drop(self, why: object) -> None:
-        """Remove the directory and say why."""
         _log.warning("%s is removed: %s", self.path, " ".join(str(why).split()))
         shutil.rmtree(self.path, ignore_errors=True)
 
     def _problem(self) -> str | None:
-        """Say why what is there cannot be used."""
         try:
             entry = read_model(self.path / ENTRY, _Entry, _REMEDY)
             for name, file in entry.files.items():
@@ -86,11 +84,9 @@ class KeptDirectory:
 
 
 def compiled_bundle(bundle: Bundle, device: str, key: Mapping[str, Any]) -> KeptDirectory:
-    """Return where the compiled form of a bundle is kept for one kind of device, such as "coreml".
-
-    key: all that it depends on beside the bundle, as JSON has it. Its files are checked: OpenVINO
-    takes a graph of which a byte was flipped.
-    """
+    """Return where a bundle's compiled form is kept for a kind of device, such as "coreml". key:
+    what it depends on besides the bundle, as JSON. Files are verified: OpenVINO accepts a graph
+    with a flipped byte."""
     digest = sha256_file(bundle.path / MANIFEST)
     return KeptDirectory(
         cache_directory() / "compiled" / f"{digest[:16]}-{device}",

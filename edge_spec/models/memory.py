@@ -1,5 +1,5 @@
-"""Forecasts before weights are read what a target and its drafts will take together, whether that
-fits this machine, and what of them would."""
+"""Forecast, before weights are read, the memory of a target and its drafts, and whether they
+fit."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ from edge_spec.models.devices import (
 from edge_spec.models.model_plan import PreparedModel
 from edge_spec.models.options import LoadOptions
 
-SWITCH = "EDGE_SPEC_MEMORY"  # an environment variable; "ignore" opens what does not fit
-MAIN = ""  # the label of the processor's memory
+SWITCH = "EDGE_SPEC_MEMORY"  # environment variable; "ignore" opens models that do not fit
+MAIN = ""  # label of main memory
 _OVERRIDE = f"{SWITCH}=ignore in the environment opens it all the same."
-_LEAST_BITS = 4  # of a weight, as exporters write models that have to be converted
-_LEAST_TOKENS = 512  # of a context that is worth being offered
+_LEAST_BITS = 4  # of a weight, as exporters write
+_LEAST_TOKENS = 512  # shortest context worth offering
 _STEP_TOKENS = 256
 
-# Bytes by label: MAIN, or a device with memory of its own, as its runtime knows it, such as
-# "llamacpp cuda0". One that two runtimes use is counted for each by itself.
+# Bytes by label: MAIN, or a device with its own memory, such as "llamacpp cuda0", counted for each
+# runtime that uses it.
 Bytes = Mapping[str, int]
 
 
 @runtime_checkable
 class ListsMemory(Protocol):
-    """A runtime that knows how much memory its devices have without trying them."""
+    """A runtime that knows its devices' memory without trying them."""
 
     def memory_devices(self, options: RuntimeOptions) -> Sequence[Device]:
-        """Those with a name and with memory of their own, or of the processor's that they use."""
+        """Return named devices with memory of their own or a share of main memory."""
 
 
 def shortage(needs: Bytes, there: Bytes, free: str = " free") -> str | None:
-    """Say what has too little, and how much: "500 MB of 400 MB free", or "6,000 MB of 4,000 MB free
-    on llamacpp cuda0". None where all fits, or where it is not known what there is."""
+    """Describe what is too small: "500 MB of 400 MB free", or "6,000 MB of 4,000 MB free on
+    llamacpp cuda0"; None if all fits or is unknown."""
     for label, needed in needs.items():
         if needed > there.get(label, needed):
             on = f" on {label}" if label else ""
@@ -58,21 +58,21 @@ def shortage(needs: Bytes, there: Bytes, free: str = " free") -> str | None:
 
 
 def by_label(devices: Iterable[Device]) -> dict[str, Device]:
-    """Return the devices beside the processor."""
+    """Return all devices except the CPU."""
     return {
         _label(each.runtime, each.name): each for each in devices if each.name and each.kind != CPU
     }
 
 
 def _label(runtime: str, name: str) -> str:
-    """Number the first device of a kind, which may go without."""
+    """Add the number that a kind's first device may lack."""
     name = name.lower()
     return f"{runtime} {name}" if name[-1:].isdigit() else f"{runtime} {name}0"
 
 
 def room(main: int | None, devices: Mapping[str, Device], in_all: bool = False) -> dict[str, int]:
-    """Return what is free of the processor's memory (main) and of devices' own, as far as that is
-    known. in_all: what there is of devices' memory, in use or not."""
+    """Return the known room in main memory and devices' own. in_all: devices' total, not what is
+    free."""
     found = {} if main is None else {MAIN: main}
     for label, each in devices.items():
         num_bytes = each.total_bytes if in_all else each.free_bytes
@@ -83,7 +83,7 @@ def room(main: int | None, devices: Mapping[str, Device], in_all: bool = False) 
 
 @dataclass(frozen=True)
 class ModelMemory:
-    """One model of a forecast; role: "target" or "draft"."""
+    """Memory of one model. role: "target" or "draft"."""
 
     role: str
     name: str
@@ -93,8 +93,8 @@ class ModelMemory:
 
 @dataclass(frozen=True)
 class Forecast:
-    """The memory of models that are open together. free: bytes of the processor's memory before
-    they are, None where not known; devices: whose own memory they may use, by label."""
+    """Memory of models that are open together. free: main memory before that, None if unknown;
+    devices: by label."""
 
     models: tuple[ModelMemory, ...]
     free: int | None = None
@@ -112,8 +112,7 @@ class Forecast:
         return dict(needs)
 
     def _shares(self) -> list[int]:
-        """Return the bytes of the processor's memory that each model adds: the code of a library
-        is there once."""
+        """Return the main memory that each model adds; a library's code counts once."""
         loaded, shares = set[str](), list[int]()
         for each in self.models:
             is_loaded = each.runtime in loaded
@@ -127,12 +126,12 @@ class Forecast:
 
     @property
     def needed(self) -> int:
-        """Return the bytes of `total` without which passes would read from the disk again."""
+        """Return the part of `total` without which passes reread the disk."""
         return self.total - sum(model.memory.mapped_twice for model in self.models)
 
     @property
     def fits(self) -> bool:
-        """Say whether all of it is free. True also where that is not known."""
+        """Return whether all fits; True if unknown."""
         return shortage(self.needs, room(self.free, self.devices)) is None
 
     def __str__(self) -> str:
@@ -159,11 +158,8 @@ def forecast(
     options: LoadOptions,
     num_tokens: int | None = None,
 ) -> Forecast | None:
-    """Return what models will take together; None where a runtime does not know. Nothing is loaded.
-
-    num_tokens: of text; None: as many as the target's context holds. A draft follows the text of
-    the target however large its own context may be.
-    """
+    """Forecast the models' memory, loading nothing; None if a runtime cannot. num_tokens: of text;
+    None: the target's whole context, which drafts follow whatever their own."""
     limit = target.config.context_length
     if num_tokens is None:
         num_tokens = min(limit, options.context_length or limit)
@@ -190,15 +186,12 @@ def require_fit(
     options: LoadOptions,
     makes_room: bool = False,
 ) -> None:
-    """Compare what the models need with all the memory of this machine or container, not only with
-    what is free; of a device's own memory with what is free there, since nothing of it can be
-    dropped or swapped. A context that was not asked for counts with PLANNED_TOKENS: a cache grows
-    with its text.
+    """Refuse models that do not fit. Raises DeviceMemoryError with the longest context that fits.
 
-    makes_room: other models of this process may be closed first: all that a device has counts.
-
-    Raises DeviceMemoryError, which names the longest context that fits. Nothing is said where a
-    runtime or the system does not tell.
+    Main memory counts in total (machine or container). A device's own counts as far as it is free,
+    since nothing there can be dropped or swapped; with makes_room in total, since other models of
+    this process may be closed first. A context that was not requested counts as PLANNED_TOKENS,
+    since a cache grows with its text. What is unknown passes.
     """
 
     def forecast_with(context: int) -> Forecast | None:
@@ -238,7 +231,7 @@ def require_fit(
 def forecast_here(
     target: PreparedModel, drafts: Sequence[PreparedModel], options: LoadOptions
 ) -> Forecast | None:
-    """Return what models need, as `require_fit` counts it; None where that says nothing."""
+    """Return the needs as `require_fit` counts them; None if it checks nothing."""
     if total_bytes() is None or _is_ignored():
         return None
     found = forecast(target, drafts, options, _counted_tokens(target, options))
@@ -246,16 +239,14 @@ def forecast_here(
 
 
 def fit_together(forecasts: Sequence[Forecast]) -> bool:
-    """Say whether models that are open at the same time fit all the memory of this machine or
-    container. True also where the system does not tell."""
+    """Return whether models open together fit the machine or container; True if unknown."""
     limit = total_bytes()
     together = Forecast(tuple(chain.from_iterable(each.models for each in forecasts)))
     return limit is None or together.needed <= limit
 
 
 def fits_free_memory(found: Forecast) -> bool:
-    """Say whether models fit what is free now, beside all that runs on this machine. True also
-    where the system does not tell."""
+    """Return whether models fit what is free now; True if unknown."""
     return replace(found, free=free_bytes()).fits
 
 
@@ -264,8 +255,7 @@ def _counted_tokens(target: PreparedModel, options: LoadOptions) -> int:
 
 
 def _is_counted(found: Forecast, options: LoadOptions) -> bool:
-    """Say whether all weights are in the memory of the processor, but for those that a runtime
-    places on devices."""
+    """Return whether all weights not placed on devices are in main memory."""
     wanted = [_how(options, i) for i in range(len(found.models))]
     return all(
         each.memory.on_devices
@@ -275,11 +265,8 @@ def _is_counted(found: Forecast, options: LoadOptions) -> bool:
 
 
 def require_room_to_convert(model: Any) -> None:
-    """Refuse before a conversion what its result could not run from, which has _LEAST_BITS a
-    weight. model: as an exporter reads it; the shape of some is not known before.
-
-    Raises DeviceMemoryError.
-    """
+    """Refuse a conversion whose result, at _LEAST_BITS a weight, could not run. model: as an
+    exporter reads it; some have no known shape. Raises DeviceMemoryError."""
     limit, config = total_bytes(), getattr(model, "config", None)
     if limit is None or not isinstance(config, ModelConfig) or _is_ignored():
         return
@@ -298,8 +285,8 @@ def _is_ignored() -> bool:
 
 
 def _longest(fits: Callable[[int], bool], most: int) -> int | None:
-    """Return the longest context below `most` that fits, in steps of _STEP_TOKENS; None where not
-    even _LEAST_TOKENS do."""
+    """Return the longest fitting context below `most`, in steps of _STEP_TOKENS; None if below
+    _LEAST_TOKENS."""
     low, high = _LEAST_TOKENS // _STEP_TOKENS, (most - 1) // _STEP_TOKENS
     if high < low or not fits(low * _STEP_TOKENS):
         return None

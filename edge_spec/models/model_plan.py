@@ -1,7 +1,7 @@
-"""Where one model runs and in which form: a `ModelPlan`, made from headers alone.
+"""`ModelPlan`: where one model runs and in which form, judged from headers.
 
-Nothing is converted and no weights are read until a plan is prepared; its conversion is then kept
-in the cache. Which plan is the best of several is decided in `edge_spec.scheduler.engine_plan`.
+Nothing is converted and no weights are read until a plan is prepared; the conversion is cached.
+`edge_spec.scheduler.engine_plan` chooses among plans.
 """
 
 from __future__ import annotations
@@ -36,46 +36,43 @@ from edge_spec.storage.measurements import known_sha256
 from edge_spec.text.chat_format import ChatFormat
 
 _log = logging.getLogger(__name__)
-_MANY_ARCHITECTURES = "llamacpp"  # reads GGUF files of all architectures that its library knows
+_MANY_ARCHITECTURES = "llamacpp"  # reads all GGUF architectures of its library
 _NOTHING = RuntimeOptions()
 
 
 class Refusal(NamedTuple):
-    """Why a runtime cannot run a model."""
-
     runtime: str
     error: EdgeSpecError
 
 
 @dataclass(frozen=True)
 class PreparedModel:
-    """A model that is ready to be opened: its header is read, its weights are not."""
+    """A model ready to open: header read, weights unread."""
 
     name: str
     runtime: Runtime
-    source: Any  # what the runtime's `open` takes
+    source: Any  # input of the runtime's `open`
     config: ModelConfig
     make_text: Callable[[], ChatFormat]
-    as_it_is: bool = False  # whether the runtime reads the very file that was named
-    scored_tokens: ScoredTokens | None = None  # of a draft that need not score all
+    as_it_is: bool = False  # the very file that was named
+    scored_tokens: ScoredTokens | None = None  # for a draft that need not score all
 
     @cached_property
     def text(self) -> ChatFormat:
-        """Return its tokenizer and chat format, made on first use: a large vocabulary takes a third
-        of a second. Raises ModelFileError, and UnsupportedModelError where neither we nor the
-        runtime can have its tokenizer."""
+        """Tokenizer and chat format, built on first use: a large vocabulary takes a third of a
+        second. Raises ModelFileError, and UnsupportedModelError if neither we nor the runtime can
+        read the tokenizer."""
         return self.make_text()
 
     @property
     def loss(self) -> float | None:
-        """Return the KL divergence of its weights from those they were made from, nats a token:
-        about the share of perplexity that is lost. None where it is not known."""
+        """KL divergence from the original weights in nats a token, about the relative loss of
+        perplexity; None if unknown."""
         if isinstance(self.source, Bundle):
             return self.source.manifest.parity.get("kl_divergence")
         return 0.0 if self.as_it_is else None
 
     def vocabulary(self) -> Mapping[str, int]:
-        """Token -> id."""
         return self.text.tokenizer.vocabulary()
 
     def open(self, options: RuntimeOptions) -> Model:
@@ -85,13 +82,9 @@ class PreparedModel:
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """One way to run a model.
-
-    how: as it is opened. export: what it is converted with, if it has to be. is_only: no other
-    runtime is asked, since this one was named or the model's format is its. why: it was chosen, ""
-    where nothing was to be chosen. refusals: of runtimes that were asked before. is_screened: the
-    runtime found in the file's header that it can run it.
-    """
+    """One way to run a model. export: how to convert it. is_only: no other runtime is considered,
+    since this one was named or is the format's only one. why: reason of the choice, "" if there was
+    none. refusals: of runtimes tried before. is_screened: the runtime accepted the header."""
 
     source: Source
     name: str  # of the runtime
@@ -104,27 +97,26 @@ class ModelPlan:
 
     @cached_property
     def runtime(self) -> Runtime:
-        """Load the runtime, and with it its library. Raises MissingDependencyError, UsageError."""
+        """Load the runtime with its library. Raises MissingDependencyError, UsageError."""
         return runtimes.load_runtime(self.name)
 
     @cached_property
     def format(self) -> str:
-        """Return what the runtime opens: an exporter's format, "gguf", or "checkpoint"."""
+        """Return the format that the runtime opens: an exporter's, "gguf" or "checkpoint"."""
         return runtimes.format_for(self.runtime, self.source.formats)
 
     @cached_property
     def conversion(self) -> ExportOptions:
-        """Return how the model is converted for these devices. Raises UsageError, DeviceError for
-        devices that the runtime does not have."""
+        """How to convert the model for the devices. Raises UsageError, DeviceError for devices that
+        the runtime lacks."""
         return replace(self.export, compute=self.runtime.compute(self.how.providers))
 
     @cached_property
     def own(self) -> Path | None:
-        """Return what was named, if it is opened as it is; None if a conversion is. Raises as
-        `Source.at` does."""
+        """The named path if it is opened unconverted. Raises as `Source.at` does."""
         is_demo = self.source.is_demo
         if is_demo and self.format not in ("checkpoint", "gguf"):
-            return None  # the demo is in no such format, and need not be fetched to know it
+            return None  # known without fetching the demo
         path = self.source.at(self.format)
         if self.format == "checkpoint" or (not is_demo and is_bundle(path)):
             return path
@@ -133,22 +125,21 @@ class ModelPlan:
 
     @cached_property
     def kept(self) -> Path:
-        """Return where the conversion is kept, whether or not it exists yet."""
+        """Where the conversion is kept, existing or not."""
         cached = self.source.cached(self.format, self.conversion)
-        # A model's name may have dots, so the suffix is added to all of it.
+        # Appended, as names of models may have dots.
         return cached.with_name(f"{cached.name}.gguf") if self.format == "gguf" else cached
 
     @property
     def is_there(self) -> bool:
-        """Say whether nothing has to be converted."""
+        """Return whether no conversion is needed."""
         if self.own is not None:
             return True
         return self.kept.is_file() if self.format == "gguf" else is_bundle(self.kept)
 
     @property
     def weights(self) -> str | None:
-        """Name the form of the weights, as profiles do; None for a model that has to be converted,
-        or whose conversion cannot be read."""
+        """Form of the weights, as in profiles; None if a conversion is missing or unreadable."""
         if not self.is_there:
             return None
         if self.runtime.reads == "gguf":
@@ -160,17 +151,14 @@ class ModelPlan:
         return None
 
     def require_devices(self) -> None:
-        """Raises UsageError, DeviceError, MissingDependencyError for devices that are not here, if
-        the runtime can say so without a model."""
+        """Raise UsageError, DeviceError, MissingDependencyError for missing devices, if known
+        without a model."""
         if self.how.providers:
             self.runtime.require_devices(self.how.providers)
 
     def screened(self) -> ModelPlan:
-        """Return it after a look at the headers.
-
-        Raises UnsupportedModelError, MissingDependencyError where the runtime cannot run the model,
-        and ModelFileError for a damaged file.
-        """
+        """Check headers. Raises UnsupportedModelError, MissingDependencyError if the runtime cannot
+        run the model, ModelFileError for damage."""
         if self.runtime.reads == "gguf" and self.own is not None:
             info = self.source.header
             self.runtime.require_runnable(info)
@@ -180,23 +168,20 @@ class ModelPlan:
         return self
 
     def require_convertible(self) -> None:
-        """Raises what a conversion for the runtime would, if headers show it."""
+        """Raise what a conversion would, as far as headers show."""
         exporter, model = runtimes.exporter_for(self.format, self.source.at(self.format))
         reads_itself = isinstance(exporter, ReadingExporter)
         if isinstance(exporter, ScreeningExporter):
-            exporter.require_exportable(model)  # first: what a runtime names instead may need it
+            # first, since what a runtime names instead may need it
+            exporter.require_exportable(model)
         if not reads_itself:
             model.tokenizer_json()
 
     def prepare(
         self, progress: Progress, before_conversion: Callable[[Any], None] | None = None
     ) -> PreparedModel:
-        """Convert the model if its runtime does not read it as it is, and open its header.
-
-        One line says which runtimes refused it before. before_conversion: is shown a model that has
-        to be converted, and may raise. Raises an EdgeSpecError where the runtime cannot have the
-        model.
-        """
+        """Convert the model if necessary, and open its header; log runtimes that refused it.
+        before_conversion: receives a model to convert, and may raise. Raises an EdgeSpecError."""
         if self.refusals:
             _log.warning("%s", self)
         self.require_devices()
@@ -205,8 +190,8 @@ class ModelPlan:
         return self._of(self._open(self.own))
 
     def find(self) -> PreparedModel | None:
-        """Prepare a model for a look at it alone: nothing is converted, written or hashed. Return
-        None where it would have to be converted, also since a conversion is damaged."""
+        """Prepare for a look only: convert, write and hash nothing. Return None if a conversion is
+        missing or damaged."""
         if not self.is_there:
             return None
         try:
@@ -217,8 +202,8 @@ class ModelPlan:
             return None
 
     def _open(self, path: Path, hashed: bool = True) -> Bundle | ModelInfo:
-        """Open what the runtime reads, with its weights unread. hashed: else a bundle is not.
-        Raises ModelFileError for damage, UnsupportedModelError, UsageError for another format."""
+        """Open with weights unread. hashed: verify a bundle. Raises ModelFileError for damage,
+        UnsupportedModelError, UsageError for another format."""
         if self.format == "checkpoint":
             return runtimes.open_checkpoint(path)
         if self.format != "gguf":
@@ -243,8 +228,6 @@ class ModelPlan:
     def _converted(
         self, progress: Progress, before_conversion: Callable[[Any], None] | None
     ) -> Bundle | ModelInfo:
-        """Return the conversion that is kept. If there is none, the model is converted first: once,
-        also if several processes want it, of which the others wait."""
         kept = self.kept
 
         def find() -> Bundle | ModelInfo | None:
@@ -260,7 +243,7 @@ class ModelPlan:
             if before_conversion is not None:
                 before_conversion(model)
             if kept.is_dir():
-                shutil.rmtree(kept, ignore_errors=True)  # a damaged one
+                shutil.rmtree(kept, ignore_errors=True)
             exporter.export(model, kept, self.conversion, progress)
             if self.format == "gguf":
                 with atomic_file(_digest_file(kept)) as file:
@@ -275,7 +258,7 @@ class ModelPlan:
         return found
 
     def _of(self, found: Bundle | ModelInfo, keeps: bool = True) -> PreparedModel:
-        """keeps: in the cache, a tokenizer that takes long to make."""
+        """keeps: cache a slow tokenizer."""
         if isinstance(found, Bundle):
             make_text, is_own = partial(text_of_bundle, found), False
         else:
@@ -297,8 +280,8 @@ def ways_to_run(
     how: RuntimeOptions = _NOTHING,
     export: ExportOptions = ExportOptions(),  # noqa: B008
 ) -> list[ModelPlan]:
-    """List the installed runtimes, the usual one first, for "auto" and a model that no format binds
-    to one; else the one that was asked for. None of them is loaded yet."""
+    """List plans for the installed runtimes, usual one first, or one plan if a runtime is named or
+    the format's only one. Loads none."""
     installed = runtimes.installed_runtimes()
     is_only = runtime != "auto" or source.formats is not None or not installed
     names = [runtime] if is_only else installed
@@ -310,12 +293,9 @@ def ways_to_run(
 def choose(
     plans: Sequence[ModelPlan], refusals: Sequence[Refusal] = ()
 ) -> tuple[ModelPlan, list[ModelPlan]]:
-    """Return the first whose runtime can run the model, by its headers, and those after it.
-
-    refusals: of runtimes that were asked before. Raises UnsupportedModelError,
-    MissingDependencyError if none can run it, with the command that installs one that may; for a
-    file that is damaged, whatever reads it, ModelFileError.
-    """
+    """Return the first plan whose runtime accepts the headers, and the later ones. refusals: from
+    before. Raises UnsupportedModelError, MissingDependencyError with the command that may help;
+    ModelFileError for damage."""
     found = list(refusals)
     for i, plan in enumerate(plans):
         if plan.is_only:
@@ -336,18 +316,17 @@ def prepare_model(
     how: RuntimeOptions = _NOTHING,
     export: ExportOptions = ExportOptions(),  # noqa: B008
 ) -> PreparedModel:
-    """Choose a runtime, in the usual order, and prepare the model for it. Raises an EdgeSpecError
-    where no runtime can have the model."""
+    """Prepare the model for the first runtime that runs it, in the usual order. Raises an
+    EdgeSpecError."""
     chosen, _ = choose(ways_to_run(source, runtime, how, export))
     return chosen.prepare(progress)
 
 
 def _refused(source: Source, refusals: Sequence[Refusal]) -> EdgeSpecError:
-    """Return one error for all of them, which names what may help."""
     if source.path.is_file():
         try:
             _ = source.header
-        except EdgeSpecError as error:  # no runtime's own: it is of another kind
+        except EdgeSpecError as error:  # not a runtime's refusal: wrong kind of file
             return error
     for each in refusals:
         if isinstance(each.error, MissingDependencyError):
@@ -370,7 +349,6 @@ def _refused(source: Source, refusals: Sequence[Refusal]) -> EdgeSpecError:
 
 
 def _is_whole(cached: Path) -> bool:
-    """Raises OSError where one of the two files is not there."""
     return known_sha256(cached) == _digest_file(cached).read_text(encoding="ascii")
 
 
@@ -379,6 +357,5 @@ def _digest_file(cached: Path) -> Path:
 
 
 def joined_types(weight_types: frozenset[str]) -> str:
-    """Return how a GGUF file stores its matrices, such as "Q4_K+Q6_K"; its norms are never
-    quantized."""
+    """Return the types of a GGUF file's matrices, such as "Q4_K+Q6_K", without norms' F32."""
     return "+".join(sorted(weight_types - {"F32"} or weight_types))

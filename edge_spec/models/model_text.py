@@ -1,8 +1,8 @@
-"""Makes what reads and writes a model's text: tokenizer, chat template and end tokens.
+"""Build a model's tokenizer, chat template and end tokens.
 
-Tokenizers that were made of a model file's metadata are kept in the cache, as making one of 262,144
-tokens takes seconds. The name is the digest of what the tokenizer is made of (`DigestedTokenizer`),
-so a file of another model, version or library is never used.
+Tokenizers built from metadata are cached, because one of 262,144 tokens takes seconds. They are
+named by a digest of their input (`DigestedTokenizer`), so another model's, version's or library's
+is never used.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from edge_spec.storage.measurements import tell_unkept
 from edge_spec.text.chat_format import ChatFormat, with_every_end
 from edge_spec.text.tokenizer import SourceEnd, Tokenizer
 
-MAX_TOKENIZER_BYTES = 100_000_000  # several times what any has
-_FIELDS = (  # of what a model says of its text
+MAX_TOKENIZER_BYTES = 100_000_000  # several times any real one's
+_FIELDS = (  # copied from a model's description
     *("chat_template", "named_templates", "special_tokens", "sampling"),
     *("eos_ids", "bos_id", "end_sources"),
 )
@@ -35,8 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 def text_of_bundle(bundle: Bundle) -> ChatFormat:
-    """Make the text of a bundle. Raises ModelFileError for a tokenizer that cannot be read, or is
-    larger than any is."""
+    """Raises ModelFileError for an unreadable or oversized tokenizer."""
     manifest = bundle.manifest
     json = _read_tokenizer(bundle.file(TOKENIZER))
     return text_with(
@@ -49,7 +48,6 @@ def text_of_bundle(bundle: Bundle) -> ChatFormat:
 
 
 def _read_tokenizer(file: Path) -> str:
-    """Raises ModelFileError, OSError."""
     if file.stat().st_size > MAX_TOKENIZER_BYTES:
         raise ModelFileError(
             f"{file} is larger than {MAX_TOKENIZER_BYTES // 10**6} MB",
@@ -62,7 +60,7 @@ def _read_tokenizer(file: Path) -> str:
 
 
 def source_end(config: ModelConfig, eos_ids: Sequence[int]) -> SourceEnd | None:
-    """Return what separates a source from its answer; None for a model without an encoder."""
+    """Return what separates a source from its answer; None without an encoder."""
     encoder = config.encoder
     if encoder is None:
         return None
@@ -75,10 +73,8 @@ def _tokenizer(json: str, stated: Manifest | ModelInfo, config: ModelConfig) -> 
 
 
 def text_of_info(published: ModelInfo, runtime: Runtime, keeps: bool = False) -> ChatFormat:
-    """Make the text of a model file. keeps: in the cache, a tokenizer that takes long to make.
-
-    Raises UnsupportedModelError if neither we nor the runtime can read its tokenizer.
-    """
+    """keeps: cache a tokenizer that is slow to build. Raises UnsupportedModelError if neither we
+    nor the runtime can read the tokenizer."""
     try:
         json = kept_tokenizer_json(published) if keeps else published.tokenizer_json()
         tokenizer: TextCodec = _tokenizer(json, published, published.config)
@@ -91,17 +87,15 @@ def text_of_info(published: ModelInfo, runtime: Runtime, keeps: bool = False) ->
 
 
 def text_with(tokenizer: TextCodec, published: Any, vocab_size: int, **own: Any) -> ChatFormat:
-    """Join a tokenizer with what a file says of its text. published: a `ModelInfo`, or what has its
-    fields of text, except those that are `own`."""
+    """Combine a tokenizer with a description of its text. published: a `ModelInfo`, or its fields
+    of text except `own`."""
     said = {name: getattr(published, name) for name in _FIELDS if name not in own}
     return with_every_end(ChatFormat(tokenizer=tokenizer, **said, **own), vocab_size)
 
 
 def kept_tokenizer_json(published: ModelInfo) -> str:
-    """Return `published.tokenizer_json()`, from the cache if it is there, else keep it there.
-
-    Raises as that does; a cache that cannot be written costs only time.
-    """
+    """Return `published.tokenizer_json()` through the cache. Raises as that does; an unwritable
+    cache costs only time."""
     digest = published.tokenizer_digest if isinstance(published, DigestedTokenizer) else None
     if digest is None:
         return published.tokenizer_json()

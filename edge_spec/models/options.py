@@ -1,4 +1,4 @@
-"""Completes and checks the options that a user gave to open a model with."""
+"""Complete and check a user's options for opening a model."""
 
 from __future__ import annotations
 
@@ -25,21 +25,19 @@ from edge_spec.errors import UsageError
 from edge_spec.models.asked_options import AskedOptions, declared_options
 from edge_spec.storage.atomic import cache_directory, expanded
 
-_NPUS = ("npu", "qnn", "ane")  # of which no machine has two
-_ALL_GPUS = "gpu"  # llama.cpp's name of all that are no processor, and the first one of others
+_NPUS = ("npu", "qnn", "ane")  # a machine has at most one
+_ALL_GPUS = "gpu"  # in llama.cpp all devices but processors; in others the first one
 _NO_GPUS = {"cpu", "npu"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions(AskedOptions):
-    """All of them; `draft` names models, no longer "auto" or "none".
+    """Checked options; `draft` names models, no longer "auto" or "none". Raises UsageError for
+    values out of range and contradictions."""
 
-    Raises UsageError for values that are out of range or contradict each other.
-    """
-
-    quantization: str | None = None  # of a model that no runtime reads as it is
-    keeps_answers: bool = True  # for later runs, where answers is a drafter
-    head: Path | None = None  # the directory of a trained one, which `draft` named
+    quantization: str | None = None  # of a model that needs conversion
+    keeps_answers: bool = True  # for later runs, with the answers drafter
+    head: Path | None = None  # directory of a trained head that `draft` named
 
     def __post_init__(self) -> None:
         for is_wrong, what, remedy in _problems(self):
@@ -48,7 +46,6 @@ class LoadOptions(AskedOptions):
 
     @property
     def export(self) -> ExportOptions:
-        """What models are converted with."""
         return ExportOptions(self.quantization)
 
     @property
@@ -61,22 +58,19 @@ class LoadOptions(AskedOptions):
 
     @property
     def drafts(self) -> tuple[str, ...]:
-        """Smaller models, named like the target."""
         return self.named_drafts or ()
 
     @property
     def window(self) -> WindowSize | None:
-        """Returns the window of lookahead; None for its default."""
         return None if self.lookahead is None else WindowSize.parse(self.lookahead)
 
     @property
     def fill(self) -> JacobiInit | None:
-        """Returns how Jacobi's initial tokens are made; None for its default."""
         return None if self.jacobi is None else parse_mode(JacobiInit, self.jacobi, "--jacobi")
 
     @property
     def num_gpu_layers(self) -> int | None:
-        """Returns None for as many as fit. Raises UsageError."""
+        """Return None for as many as fit. Raises UsageError."""
         if self.gpu_layers in (None, "auto"):
             return None
         try:
@@ -88,13 +82,13 @@ class LoadOptions(AskedOptions):
 
     @property
     def drafts_elsewhere(self) -> bool:
-        """Says whether drafts run on a device that the target does not use, judging by names."""
+        """Return whether, by their names, drafts use a device that the target does not."""
         targets = set(self.providers) or {"gpu" if self.num_gpu_layers or self.rpc else "cpu"}
         return bool(self.drafts) and not _share_chip(targets, self.draft_providers or ("cpu",))
 
     @property
     def overlap(self) -> DraftOverlap:
-        """Says whether the first draft goes on while the target verifies; AUTO: if it pays."""
+        """Return whether the first draft continues during verification; AUTO: if it pays."""
         overlap = parse_mode(DraftOverlap, self.draft_overlap, "--draft-overlap")
         if overlap is DraftOverlap.AUTO and not self.drafts_elsewhere:
             return DraftOverlap.OFF
@@ -107,7 +101,6 @@ class LoadOptions(AskedOptions):
 
     @property
     def prompt_directory(self) -> Path | None:
-        """Returns where long prompts are kept; None if they are not."""
         if self.prompt_cache is None:
             return None
         if self.prompt_cache == "auto":
@@ -116,7 +109,7 @@ class LoadOptions(AskedOptions):
 
     @property
     def most_rows(self) -> int:
-        """Returns the rows of a round if drafters find enough."""
+        """Return the rows of a round if drafters find enough."""
         window = self.window
         return 1 + max(
             DEFAULT_DRAFT_TOKENS if self.draft_n_max is None else self.draft_n_max,
@@ -125,12 +118,11 @@ class LoadOptions(AskedOptions):
 
     @property
     def anticipates(self) -> bool:
-        """Says whether the first draft ever goes on while the target verifies."""
         return self.overlap is not DraftOverlap.OFF
 
     @property
     def takes_turns(self) -> bool:
-        """Says whether other models, or parts of this one, run between its passes."""
+        """Return whether other models or parts run between its passes."""
         named = factory.traits_of(self.drafter).values()
         several = bool(self.drafts) or self.head is not None
         return several or any(traits.cost is Cost.PASS for traits in named)
@@ -156,23 +148,22 @@ class LoadOptions(AskedOptions):
             providers=self.draft_providers,
             context_length=self.context_length,
             takes_turns=True,
-            prefers_cpu=True,  # beside a target that has the device to itself
-            may_hold_less=True,  # longer texts go on without it
+            prefers_cpu=True,  # the target has the device to itself
+            may_hold_less=True,  # longer texts continue without the draft
         )
 
 
 def _split(joined: str | None) -> tuple[str, ...]:
-    """Splits names that are joined by commas."""
     return tuple(name.strip() for name in joined.split(",")) if joined else ()
 
 
-_Problem = tuple[bool, str, str]  # whether it is there, what is wrong, and the remedy
+_Problem = tuple[bool, str, str]  # is wrong, message, remedy
 _ONE_OR_MORE = ("threads", "draft_threads", "context_length", "parallel_rows")
 _DROP_ONE = "Leave one of them out."
 
 
 def _problems(options: LoadOptions) -> Iterator[_Problem]:
-    """Raises UsageError itself for what cannot be read."""
+    """Raises UsageError for values that cannot be parsed."""
     window, most, directory = options.window, options.draft_n_max, options.prompt_directory
     _ = options.fill, options.overlap
     yield (
@@ -186,7 +177,8 @@ def _problems(options: LoadOptions) -> Iterator[_Problem]:
         yield value is not None and value < 1, f"{flag} is {value}", "It has to be 1 or more."
     timeout = options.call_timeout_s
     above = "It has to be above 0 seconds."
-    yield timeout is not None and not timeout > 0, f"call-timeout is {timeout}", above  # NaN, too
+    # also rejects NaN
+    yield timeout is not None and not timeout > 0, f"call-timeout is {timeout}", above
     yield from _unused(options)
     yield from _draft_problems(options)
     _ = options.lossless_mode
@@ -206,7 +198,7 @@ def _problems(options: LoadOptions) -> Iterator[_Problem]:
     )
     layers = options.num_gpu_layers
     yield (layers or 0) < 0, f"gpu-layers is {options.gpu_layers}", "It has to be 0 or more."
-    # Devices that the rest of the options leave nothing for would silently do nothing.
+    # A device left without work would silently do nothing.
     servers = {Endpoint.parse(server) for server in options.rpc}
     yield len(servers) < len(options.rpc), "--rpc names a server twice", "Name each once."
     device = f"--device {','.join(options.providers)}"
@@ -218,7 +210,7 @@ def _problems(options: LoadOptions) -> Iterator[_Problem]:
 
 
 def _unused(options: LoadOptions) -> Iterator[_Problem]:
-    """An option for a drafter that was not asked for would silently do nothing."""
+    """Options for other drafters would silently do nothing."""
     asked = factory.traits_of(options.drafter).values()
     auto = options.drafter.strip() == "auto"
     told = [("draft", "--draft", "draft-model", True), ("head", "--draft", "eagle", True)]
@@ -235,7 +227,7 @@ def _unused(options: LoadOptions) -> Iterator[_Problem]:
 
 
 def _draft_problems(options: LoadOptions) -> Iterator[_Problem]:
-    """Raises UsageError itself where a drafter lacks what it drafts with."""
+    """Raises UsageError for a drafter without its draft or head."""
     if options.drafts:
         has_both = options.head is not None
         yield has_both, f"the head {options.head} drafts without other drafts", _DROP_ONE
@@ -254,8 +246,8 @@ def _draft_problems(options: LoadOptions) -> Iterator[_Problem]:
 
 
 def _share_chip(one: Iterable[str], other: Iterable[str]) -> bool:
-    """Say whether models on these devices, by names of any runtime, take turns on a chip. A GPU has
-    another number with each interface, so two interfaces count as two chips."""
+    """Return whether models on these devices share a chip. Each interface numbers GPUs its own way,
+    so two interfaces count as two chips."""
     pairs = product(map(_chip, one), map(_chip, other))
     return any(
         a == b or (_ALL_GPUS in (a[0], b[0]) and not {a[0], b[0]} & _NO_GPUS) for a, b in pairs
@@ -263,8 +255,7 @@ def _share_chip(one: Iterable[str], other: Iterable[str]) -> bool:
 
 
 def _chip(name: str) -> tuple[str, int]:
-    """Return "cpu", "npu", "gpu", or the interface that a GPU is reached by, such as "cuda", and
-    its number."""
+    """Return kind and number: "cpu", "npu", "gpu", or a GPU's interface, such as "cuda"."""
     name = name.lower()
     base = name.rstrip("0123456789")
     kind = base.removesuffix(":")

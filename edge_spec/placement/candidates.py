@@ -1,4 +1,4 @@
-"""Places where a model could run here: installed runtimes, their devices, numbers of threads."""
+"""Places where a model could run here: runtimes, their devices, numbers of threads."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from edge_spec.models.source import Source
 from edge_spec.scheduler.machine import available_cores
 from edge_spec.scheduler.profile import ProfileKey, profile_key
 
-_FOR_CHECKS = ("reference",)  # slower than any other runtime, and not made for more
-_CHEAP_BYTES = 150_000_000  # of a model's files, up to which a conversion takes half a minute
+_FOR_CHECKS = ("reference",)  # slower than any other runtime
+_CHEAP_BYTES = 150_000_000  # of a model's files, for a conversion of half a minute
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Place:
     runtime: str
     device: str
     threads: int | None  # None: the runtime's choice
-    weights: str  # as they are stored, such as "int4 block 32"
+    weights: str  # form of the weights, such as "int4 block 32"
 
     def __str__(self) -> str:
         if self.threads is None:
@@ -57,8 +57,8 @@ class Candidate:
 
     @property
     def is_risky(self) -> bool:
-        """Return whether a driver takes part, which may crash or hang. The processor's libraries
-        have been started in a process of their own when devices were listed."""
+        """Return whether a driver is involved, which may crash or hang. The processor's libraries
+        already ran in a separate process when devices were listed."""
         return self.device.kind != CPU
 
     @property
@@ -67,17 +67,17 @@ class Candidate:
 
 
 def described(model: str, device: Device, options: RuntimeOptions) -> str:
-    """Return the JSON that another process finds a place by."""
+    """Describe a place in JSON for another process."""
     return json.dumps((model, asdict(device), asdict(options)))
 
 
 def candidate_of(place: str) -> Candidate:
-    """Resolve what `described` says, in another process. Raises as `prepare_model` does."""
+    """Resolve a `described` place in another process. Raises as `prepare_model` does."""
     kind = TypeAdapter(tuple[str, Device, RuntimeOptions])
     model, device, options = kind.validate_json(place)
     source = Source(model, _quiet)
     prepared = prepare_model(source, device.runtime, _quiet, options)
-    if options.may_hold_less:  # which drafts alone may
+    if options.may_hold_less:  # only drafts may
         prepared = cheapest(prepared, source, _quiet)
     return Candidate(source, device, prepared, options, profile_key(source, prepared, options))
 
@@ -91,10 +91,9 @@ def _at(source: Source, options: LoadOptions, device: Device) -> ModelPlan:
 
 
 def _is_there(source: Source, options: LoadOptions, device: Device) -> bool:
-    """Return whether nothing has to be converted for a device that can be used."""
     if device.name is None or device.fault is not None:
         return False
-    with suppress(EdgeSpecError):  # which is met again where the model is prepared
+    with suppress(EdgeSpecError):  # raised again when the model is prepared
         return _at(source, options, device).is_there
     return False
 
@@ -107,16 +106,13 @@ def candidates(
     *,
     is_draft: bool = False,
 ) -> tuple[list[Candidate], list[str]]:
-    """List every place that this model, or a conversion that is there or cheap, can run at, those
-    that read it as it is first; and a line for each place that it cannot run at. What is dear to
-    convert is converted only where nothing else runs it.
-
-    Raises what `prepare_model` raises where there is no place at all, or UsageError.
-    """
+    """List all places for this model, or a conversion that exists or is cheap, unconverted ones
+    first; and a line for each place that cannot run it. Costly conversions happen only if nothing
+    else runs the model. Raises as `prepare_model` does if there is no place, or UsageError."""
     found: list[Candidate] = []
     refused: list[str] = []
     fault: EdgeSpecError | None = None
-    # By runtime, format and what it is laid out for.
+    # By runtime, format and compute unit.
     prepared: dict[tuple[str, str, str | None], PreparedModel] = {}
     usual = runtimes.auto_runtime(source.formats)
 
@@ -151,7 +147,7 @@ def candidates(
     if found:
         return found, refused
     if fault is not None:
-        # Raises with the reasons of all, if none can.
+        # Raises with all reasons if no runtime can run it.
         choose(ways_to_run(source))
         raise fault
     raise UsageError(
@@ -168,8 +164,8 @@ def _too_dear(source: Source, runtime: str) -> str:
 
 
 def _thread_counts(device: Device, is_draft: bool) -> list[int | None]:
-    """The runtime's choice, and half of the cores: small models, drafts above all, and processors
-    with two threads a core are often faster with fewer."""
+    """Return the runtime's choice, and half of the cores: often faster for small models, above all
+    drafts, and with two threads a core."""
     cores = available_cores()
     half = cores // 2
     if device.kind != CPU or half < (1 if is_draft else 2):

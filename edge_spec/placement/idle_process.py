@@ -1,5 +1,5 @@
-"""Work in a process of its own that ends as soon as an answer begins, and starts again once it is
-quiet. A machine that is busy or runs on its battery is left alone."""
+"""Work in a separate process that ends when an answer begins and restarts when all is quiet, unless
+the machine is busy or on battery."""
 
 from __future__ import annotations
 
@@ -16,18 +16,15 @@ from edge_spec.core.isolated import IsolatedError, Lifeline
 from edge_spec.scheduler.machine import busy_share, on_battery
 
 LOWEST = 19  # of nice(2)
-_MOST_BUSY = 0.2  # of all cores, with other work
+_MOST_BUSY = 0.2  # of all cores, by other work
 
 _log = logging.getLogger(__name__)
 
 
 class IdleProcess:
-    """Calls `work` from a thread whenever no answer has been written for `quiet_s` seconds, until
-    it fails.
-
-    work: takes the Lifeline that ends its process when an answer begins; raises IsolatedError where
-    it failed or was ended. may_begin: asked before each call.
-    """
+    """Calls `work` in a thread whenever no answer was written for `quiet_s` seconds, until it
+    fails. work: takes a Lifeline, which ends its process when an answer begins; raises
+    IsolatedError if it fails or is ended. may_begin: called before each start."""
 
     def __init__(
         self, work: Callable[[Lifeline], object], may_begin: Callable[[], bool], quiet_s: float
@@ -36,7 +33,7 @@ class IdleProcess:
         self._may_begin = may_begin
         self._quiet_s = quiet_s
         self._changed = Condition()
-        self._num_answers = 0  # that are being written
+        self._num_answers = 0  # being written
         self._has_answered = False
         self._closed = False
         self._lifeline: Lifeline | None = None
@@ -47,20 +44,19 @@ class IdleProcess:
         self._thread.start()
 
     def pause(self) -> None:
-        """Note that an answer begins; returns when nothing of this is running."""
+        """Note that an answer begins; return when no work is running."""
         with self._changed:
             self._num_answers += 1
             self._end()
 
     def resume(self) -> None:
-        """Note that an answer has ended."""
         with self._changed:
             self._num_answers -= 1
             self._has_answered = True
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Return when the thread has ended."""
+        """Stop, and wait for the thread to end."""
         with self._changed:
             self._closed = True
             self._end()
@@ -69,7 +65,7 @@ class IdleProcess:
         atexit.unregister(self.close)
 
     def run(self) -> None:
-        """Run in the thread until the work has failed, or until `close`."""
+        """Run in the thread until the work fails or `close` is called."""
         while self._wait_until_quiet():
             if not self._may_begin():
                 continue
@@ -81,7 +77,7 @@ class IdleProcess:
                 try:
                     self._work(lifeline)
                 except IsolatedError as error:
-                    if not lifeline.has_ended:  # it is called again where an answer began
+                    if not lifeline.has_ended:  # if an answer ended it, it is called again
                         _log.info("what was to be done while idle was not: %s", error)
                         return
 
@@ -91,7 +87,6 @@ class IdleProcess:
         self._changed.notify_all()
 
     def _wait_until_quiet(self) -> bool:
-        """False once it is closed."""
         with self._changed:
             while not self._closed:
                 is_idle = self._has_answered and not self._num_answers
@@ -102,19 +97,17 @@ class IdleProcess:
 
 
 def is_idle() -> bool:
-    """Return whether nobody else uses this machine, where that is known, and it does not run on its
-    battery."""
+    """Return whether the machine is idle, as far as known, and not on battery."""
     share = busy_share()
     return not on_battery() and (share is None or share <= _MOST_BUSY)
 
 
 def give_way(nice: int) -> None:
-    """Lower the priority of this process. Call it where a process of its own begins.
+    """Lower this process's priority; call it where a process begins.
 
-    nice: 1 to 19, as nice(2) has it; at 19 also Linux's idle scheduling (sched(7)). Where Linux
-    groups processes by session, which it does by default, both count among processes of one
-    session only, and the groups share a core evenly: so the process gets a session of its own,
-    whose group is lowered. Windows keeps its priority.
+    nice: 1 to 19, as in nice(2); 19 adds Linux's idle scheduling (sched(7)). Linux by default
+    groups processes by session, applies both only within one, and shares a core evenly between
+    groups; so the process gets its own session, with a lowered group. Windows keeps its priority.
     """
     if nice == LOWEST and hasattr(os, "SCHED_IDLE"):
         with suppress(OSError):
@@ -122,6 +115,6 @@ def give_way(nice: int) -> None:
     if hasattr(os, "nice"):
         os.nice(nice)
     if sys.platform == "linux":
-        with suppress(OSError):  # it leads its session's processes already, or none are grouped
+        with suppress(OSError):  # already a session leader, or no grouping
             os.setsid()
             Path("/proc/self/autogroup").write_text(f"{nice}\n", encoding="ascii")

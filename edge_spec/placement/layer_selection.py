@@ -1,5 +1,5 @@
-"""Finds the part of a model that drafts best for the whole. Exits and sets of skipped sublayers are
-judged by how often they agree with the whole model on a text, and by what they leave out."""
+"""Find the part of a model that drafts best for the whole: early exits and sets of skipped
+sublayers, judged by agreement on a text and by cost."""
 
 from __future__ import annotations
 
@@ -21,24 +21,21 @@ from edge_spec.errors import BundleError, UnsupportedModelError
 from edge_spec.models.bundle import PARTS_FILE, Bundle, add_file
 from edge_spec.scheduler.cost import RowCosts, forecast_speedup
 
-_WINDOW = 48  # tokens at the end of a text that a choice of layers is judged on
-_CONTEXT = 64  # tokens before the window, which the parts do not read themselves
+_WINDOW = 48  # last tokens of a text, on which parts are judged
+_CONTEXT = 64  # before the window, read by the whole model only
 _EXITS = (1 / 8, 1 / 4, 1 / 3, 1 / 2, 2 / 3, 3 / 4, 5 / 6)  # of the layers
 _SKIPPED = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)  # of the sublayers
 _NO_INFLUENCE = 1e-6
 _TIMED = 5  # passes
-_LONGEST = 8  # draft tokens of a round, in forecasts
+_LONGEST = 8  # draft tokens of a round in forecasts
 _FORECAST = attrgetter("forecast")
 
 
 @dataclass(frozen=True)
 class ChosenPart:
-    """exit: layers that are kept, the first ones; None: all but `skipped` sublayers.
-
-    agreement: share of tokens on which the part and the whole model agree, None where it was not
-    measured. cost: time of a token of the part, the whole model's being 1. forecast: speedup of the
-    best chain.
-    """
+    """exit: first layers kept; None: all but `skipped` sublayers. agreement: share of tokens on
+    which part and whole agree, None if not measured. cost: of a part's token relative to the whole
+    model's. forecast: speedup of the best chain."""
 
     exit: int | None
     skipped: tuple[int, ...] = ()
@@ -65,11 +62,9 @@ class ChosenPart:
 
 
 class Judge:
-    """Scores the ends of texts with the whole model once, then with any part of it.
-
-    costs: of the whole model's rows. Raises UnsupportedModelError where its sessions have no
-    parts. A context manager: it holds two sessions for each text.
-    """
+    """Scores ends of texts with the whole model once, then with parts. A context manager with two
+    sessions a text. costs: of the whole model's rows. Raises UnsupportedModelError if sessions
+    cannot run in part."""
 
     def __init__(self, model: Model, texts: Sequence[Sequence[int]], costs: RowCosts) -> None:
         self._costs = costs
@@ -77,7 +72,7 @@ class Judge:
         with ExitStack() as opened:
             self._windows = [_Window(model, text, opened) for text in texts]
             everything = frozenset(range(2 * self.num_layers))
-            # What stands around the layers, the head above all, is in every part.
+            # What surrounds the layers, above all the head, is in every part.
             self._around_s = self._windows[0].step_s(everything)
             self._layers_s = max(0.0, self._windows[0].step_s(frozenset()) - self._around_s)
             self._opened = opened.pop_all()
@@ -89,7 +84,7 @@ class Judge:
         self._opened.close()
 
     def influence(self) -> np.ndarray:
-        """[2 * layers]: of each sublayer, mean over the texts."""
+        """Return [2 * layers], means over the texts."""
         influence: np.ndarray = np.mean([window.influence() for window in self._windows], axis=0)
         return influence
 
@@ -110,7 +105,7 @@ class Judge:
 
 
 class _Window:
-    """The end of one text, and what the whole model would write after each of its tokens."""
+    """The end of a text, with the whole model's choice after each token."""
 
     def __init__(self, model: Model, text: Sequence[int], opened: ExitStack) -> None:
         recent = list(text[-_CONTEXT - _WINDOW - 1 :])
@@ -136,7 +131,7 @@ class _Window:
         return float((self._choices(self._part) == self._right).mean())
 
     def step_s(self, skipped: frozenset[int]) -> float:
-        """Seconds of a pass over one row, median."""
+        """Return the median seconds of a one-row pass."""
         self._part.skipped = skipped
         seconds = []
         for _ in range(_TIMED + 1):
@@ -147,7 +142,7 @@ class _Window:
         return median(seconds[1:])
 
     def _choices(self, session: Session) -> np.ndarray:
-        """[window]: the likeliest token after each."""
+        """Return [window]: the likeliest token after each token."""
         session.rollback(self._length)
         out = session.forward(TokenTree.chain(self._tokens[0], self._tokens[1:]))
         choices: np.ndarray = out.logits.argmax(axis=1)
@@ -155,15 +150,15 @@ class _Window:
 
 
 def best_exit(judge: Judge) -> ChosenPart:
-    """Choose among some exits by their forecast."""
+    """Return the exit with the best forecast."""
     layers = judge.num_layers
     exits = sorted({max(1, round(share * layers)) for share in _EXITS} - {layers})
     return max((judge.exit(layer) for layer in exits), key=_FORECAST)
 
 
 def best_nested(judge: Judge) -> ChosenPart:
-    """Leaves out more and more of the sublayers with the least influence; those that have none at
-    all first, since they cost nothing to miss."""
+    """Return the best set of skipped sublayers, least influence first. Those without any come first
+    together: skipping them is free."""
     influence = judge.influence()
     order = influence.argsort(kind="stable").tolist()
     useless = int((influence < _NO_INFLUENCE).sum())
@@ -174,14 +169,13 @@ def best_nested(judge: Judge) -> ChosenPart:
 
 
 def save_parts(bundle: Bundle, parts: Mapping[str, ChosenPart]) -> None:
-    """Keep them in the bundle, by the drafter's name."""
+    """Keep parts in the bundle, by drafter."""
     described = {name: asdict(part) for name, part in parts.items()}
     add_file(bundle, PARTS_FILE, (json.dumps(described, indent=2) + "\n").encode())
 
 
 def saved_parts(bundle: Bundle) -> dict[str, ChosenPart]:
-    """Return the parts by the drafter's name. Raises BundleError for a file that does not hold
-    them."""
+    """Return the bundle's parts by drafter. Raises BundleError for an invalid file."""
     if PARTS_FILE not in bundle.manifest.files:
         return {}
     path = bundle.file(PARTS_FILE)

@@ -1,5 +1,5 @@
-"""What `edge-spec plan` finds of a model or a pair: where it can run, best first, and how fast it
-writes there. What passes take is kept: the same plan made again measures nothing."""
+"""The result of `edge-spec plan`: where a model or pair can run, best first, and how fast.
+Durations are kept, so repeating a plan measures nothing."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ from edge_spec.placement.survey import MeasuredPlace, Surveyor
 from edge_spec.scheduler.profile import Profile
 
 USUAL_DRAFT_TOKENS = 4
-_MOST_LOSS = 0.005  # nats a token beyond the least: half a percent of perplexity
+_MOST_LOSS = 0.005  # nats a token above the least: half a percent of perplexity
 
 
 @dataclass(frozen=True)
 class Placement:
     """One way to run a model, alone or with a draft.
 
-    step_s: of plain decoding at its place, by passes; None where the model was not opened, since it
-    does not fit. pair_step_s: of a step with USUAL_DRAFT_TOKENS of the draft, by what each model
-    takes alone; None where one of the two does not fit by itself. memory_bytes: of all its models
-    with PLANNED_TOKENS of text, None where a runtime cannot tell; on_devices: in devices' own
-    memory, by their labels in a `Forecast`.
+    step_s: of plain decoding, from durations of passes; None if the model does not fit.
+    pair_step_s: of a step with USUAL_DRAFT_TOKENS, from each model's own durations; None if one
+    does not fit by itself. memory_bytes: of all models with PLANNED_TOKENS of text, None if
+    unknown. on_devices: in devices' own memory, by labels of `Forecast`.
     """
 
     target: Place
@@ -39,37 +38,37 @@ class Placement:
     memory_bytes: int | None = None
     on_devices: Mapping[str, int] = field(default_factory=dict)
     reason: str = ""  # why it is not the first
-    lossless: str = ""  # what holds for texts there by default, where that is known
-    # KL divergence of the weights there from those they were converted from, nats a token.
+    lossless: str = ""  # default guarantee for texts there, if known
+    # KL divergence from the original weights, nats a token.
     loss: float | None = None
 
     @property
     def plain_s(self) -> float:
-        """Return the seconds in which plain decoding writes as many tokens as a step of the pair,
-        if all its draft tokens are right."""
+        """Return the duration of plain decoding for a pair's step if all its draft tokens are
+        right."""
         return (USUAL_DRAFT_TOKENS + 1) * (self.step_s or 0.0)
 
     @property
     def can_pay(self) -> bool:
-        """Return whether such a step is faster than plain decoding."""
+        """Return whether such a step beats plain decoding."""
         return self.pair_step_s is not None and self.pair_step_s < self.plain_s
 
     def shortage(self, free: Bytes) -> str | None:
-        """Say where what is free does not do: "500 MB of 400 MB free", with the device if it is
-        one's own memory. None where it does, or where that is not known."""
+        """Describe what does not fit: "500 MB of 400 MB free", with the device if the memory is its
+        own; None if all fits or is unknown."""
         return shortage({MAIN: self.memory_bytes or 0, **self.on_devices}, free)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """placements: of the model, the best first, then of the pair at the model's best place. notes:
-    a line for each place that cannot be used, and for what is uncertain."""
+    """placements: of the model, best first, then of the pair at the model's best place. notes: on
+    unusable places and uncertainties, a line each."""
 
     model: str
     draft: str | None  # as the user named it
     placements: tuple[Placement, ...]
     notes: tuple[str, ...] = ()
-    in_force: tuple[str, ...] = ()  # what a start runs by now, who drafts and why
+    in_force: tuple[str, ...] = ()  # what a start uses now, who drafts and why
 
 
 def make_plan(
@@ -79,9 +78,8 @@ def make_plan(
     progress: Progress,
     refresh: bool = False,
 ) -> Plan:
-    """Measure where a model runs, and another one that may draft for it. refresh: measure passes
-    again where they are known. Raises an EdgeSpecError where nothing can run or nothing fits,
-    OSError."""
+    """Measure where a model, and maybe a draft, can run. refresh: also measure known passes. Raises
+    an EdgeSpecError if nothing can run or fits, OSError."""
     surveyor = Surveyor(devices, progress, refresh)
     targets = surveyor.survey(source, LoadOptions())
     if not any(each.profile for each in targets):
@@ -142,15 +140,15 @@ def _paired(surveyor: Surveyor, target: MeasuredPlace, draft: MeasuredPlace) -> 
 
 
 def pair_step_s(target: Profile | None, draft: Profile | None) -> float | None:
-    """Return the `Placement.pair_step_s` of two models."""
+    """Return `Placement.pair_step_s` of two models."""
     if target is None or draft is None:
         return None
     return target.costs().at(USUAL_DRAFT_TOKENS + 1) + USUAL_DRAFT_TOKENS * draft.costs().at(1)
 
 
 def rank_places(placements: Sequence[Placement], free: Bytes) -> tuple[Placement, ...]:
-    """Sort places by their plain step: the fastest that fits and whose weights lose little comes
-    first, each other one has the reason why it does not."""
+    """Sort places by plain step, first those that fit and whose weights lose little; say why others
+    are not first."""
     least = min((each.loss for each in placements if each.loss is not None), default=0.0)
 
     def order(each: Placement) -> tuple[bool, bool, float]:
@@ -172,8 +170,7 @@ def rank_places(placements: Sequence[Placement], free: Bytes) -> tuple[Placement
 
 
 def rank_pairs(pairs: Sequence[Placement], free: Bytes) -> list[Placement]:
-    """Sort pairs at one place of the target by their step with draft tokens, those that fit
-    first."""
+    """Sort pairs at one place of the target by their step, fitting ones first."""
 
     def order(each: Placement) -> tuple[bool, float]:
         return each.shortage(free) is not None, each.pair_step_s or math.inf

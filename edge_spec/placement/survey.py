@@ -1,8 +1,8 @@
-"""Measures the places where a model could run.
+"""Measure the places where a model could run.
 
-Where a driver takes part, a process of its own does the work, since a driver may crash, hang, or
-take all memory. A profile is kept only of a place that computes right: before a device's is, the
-device has to agree with texts that the processor wrote.
+If a driver is involved, a separate process does the work, since a driver may crash, hang or exhaust
+memory. Only correct places get a profile: a device must first agree with texts that the processor
+wrote.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ from edge_spec.scheduler.row_findings import ROWS, rows_key, settle_rows
 from edge_spec.storage.measurements import Quantity
 from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
 
-OnStep = Callable[[float], None]  # is told the share that is done
-Text = tuple[Sequence[int], Sequence[int]]  # a prompt and its greedy answer
+OnStep = Callable[[float], None]  # receives the finished fraction
+Text = tuple[Sequence[int], Sequence[int]]  # prompt and greedy answer
 
-MEASURE_S = 15.0  # for all places of a model together that are not known
-_MOST_S, _LEAST_S = 8.0, 3.0  # for one of them
-_TIMEOUT_S = 300.0  # more than a driver takes to compile its kernels, and we to measure
-_TEXTS, _TEXT_TOKENS = 2, 32  # greedy answers to short prompts
-_TEXT_ROWS = 32  # that are read in one pass
-_LEAST_AGREEING = 0.25  # of the tokens; other weights and kernels agree on most
+MEASURE_S = 15.0  # for all unknown places of a model together
+_MOST_S, _LEAST_S = 8.0, 3.0  # for one place
+_TIMEOUT_S = 300.0  # more than compiling a driver's kernels and measuring takes
+_TEXTS, _TEXT_TOKENS = 2, 32  # greedy answers
+_TEXT_ROWS = 32  # read in one pass
+_LEAST_AGREEING = 0.25  # of the tokens; with other weights and kernels most agree
 
 
-# Why a place cannot be used, so that nobody waits for it twice; "" where it can again.
+# Why a place cannot be used, so that nobody waits again; "": works again.
 FAULTS = Quantity("fault", ProfileKey, lambda: TypeAdapter(str))
 
 
 def measure_place(
     place: Candidate, max_s: float, on_step: OnStep, texts: Sequence[Text] = ()
 ) -> Profile:
-    """Measure a place that computes right, and keep its profile and what is found of its rows.
-    max_s: of its passes. texts: that it has to agree with."""
+    """Measure a place, and keep its profile and findings on rows. max_s: for its passes. texts:
+    must match."""
     with closing(place.prepared.open(place.options)) as model:
         require_right(model, texts)
         key = rows_key(place.key, place.prepared.config)
@@ -75,8 +75,8 @@ def measure_place(
 def measure_apart(
     place: Candidate, max_s: float, on_step: OnStep, texts: Sequence[Text]
 ) -> Profile:
-    """Call `measure_place` in a process of its own. Raises IsolatedError, and NoAnswerError for a
-    place that is not worth waiting for again."""
+    """Run `measure_place` in a separate process. Raises IsolatedError, NoAnswerError for a place
+    not worth waiting for again."""
     done = 0.0
 
     def on_done(fraction: float) -> None:
@@ -86,7 +86,7 @@ def measure_apart(
 
     request = [described(place.source.model, place.device, place.options), max_s, texts]
     with TemporaryDirectory() as directory:
-        file = Path(directory) / "request"  # longer than a command line may be
+        file = Path(directory) / "request"  # too long for a command line
         file.write_text(json.dumps(request), encoding="utf-8")
         try:
             found = isolated(measure_described, str(file), timeout_s=_TIMEOUT_S, on_step=on_done)
@@ -103,8 +103,7 @@ def measure_described(file: str) -> Any:
 
 
 def require_right(model: Model, texts: Sequence[Text]) -> None:
-    """Raise SessionError where scores are no numbers, or the model prefers other tokens than those
-    of the texts."""
+    """Raise SessionError if logits are not finite, or prefer other tokens than the texts'."""
     rows = min(_TEXT_ROWS, model.capabilities.max_rows)
     right: list[bool] = []
     with closing(model.open_session()) as session:
@@ -152,7 +151,7 @@ def write_texts(place: Candidate) -> list[Text]:
 
 
 def short_prompts(prepared: PreparedModel) -> list[list[int]]:
-    """Return the shortest packaged prompts, cut where an answer after them would not fit."""
+    """Return the shortest packaged prompts, cut so that an answer fits."""
     room = max(2, prepared.config.context_length - _TEXT_TOKENS)
     prompts = read_prompts(OWN_PROMPTS, per_category=2)
     found = sorted((prepared.text.prompt_of(each.text)[:room] for each in prompts), key=len)
@@ -161,24 +160,22 @@ def short_prompts(prepared: PreparedModel) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class MeasuredPlace:
-    """A place with its profile; None where the model does not fit there."""
+    """A place with its profile; None if the model does not fit there."""
 
     candidate: Candidate
     profile: Profile | None
-    rows: BatchInvariance | None = None  # None where they are not known
+    rows: BatchInvariance | None = None  # None: unknown
 
     @property
     def lossless(self) -> Losslessness | None:
-        """Return how the promise about texts is kept there by default, where that is known."""
+        """How the default guarantee is kept there, if known."""
         return None if self.rows is None else keep_promise(LosslessMode.AUTO, self.rows)
 
 
 class Surveyor:
-    """Measures the places of a target, and of its draft.
-
-    notes: a line for each place that cannot be used, or whose profile is uncertain. free: before
-    any model is open. refresh: measure what is known, too, and try again what failed.
-    """
+    """Measures a target's and its draft's places. notes: on unusable places and uncertain profiles,
+    a line each. free: before any model is open. refresh: also measure known places and retry failed
+    ones."""
 
     def __init__(self, devices: Sequence[Device], progress: Progress, refresh: bool) -> None:
         self.notes: list[str] = []
@@ -190,12 +187,9 @@ class Surveyor:
         self._silent: dict[tuple[str, str], str] = {}  # by runtime and device
 
     def survey(self, source: Source, options: LoadOptions, role: str = "") -> list[MeasuredPlace]:
-        """Return the places that work. One model is open at a time, and none that does not fit.
-        role: "draft: " for one.
-
-        A profile is saved as soon as it is complete, so that after an interrupt the rest is left to
-        do. Raises an EdgeSpecError where there is no place at all, OSError.
-        """
+        """Return the working places. One model is open at a time, if it fits. Each profile is saved
+        at once, so an interrupt loses little. role: "draft: " for a draft. Raises an EdgeSpecError
+        if there is no place, OSError."""
         places, refused = candidates(
             source, options, self._devices, self._progress, is_draft=bool(role)
         )
@@ -206,7 +200,7 @@ class Surveyor:
         max_s = min(_MOST_S, max(_LEAST_S, MEASURE_S / max(1, num_new)))
         found: list[MeasuredPlace] = []
         texts = cache(partial(self._texts, found))
-        # The processor first, which cannot crash: it writes what devices have to agree with.
+        # The processor first: it cannot crash, and writes the texts.
         for place in sorted(fitting, key=lambda each: each.is_risky):
             try:
                 profile = self._known(place) or self._measure(place, max_s, texts)
@@ -230,14 +224,13 @@ class Surveyor:
         return None if self._refresh or self._fault(place) else load_profile(place.key)
 
     def _fault(self, place: Candidate) -> str:
-        """Return why a place is not worth trying; "" where it is."""
         known = None if self._refresh else FAULTS.known(place.key)
         if known:
             return f"{known} (--refresh tries it again)"
         return self._silent.get((place.key.runtime, place.key.device), "")
 
     def _measure(self, place: Candidate, max_s: float, texts: Callable[[], list[Text]]) -> Profile:
-        """texts: that a device has to agree with. Raises IsolatedError."""
+        """texts: for a device to match. Raises IsolatedError."""
         if fault := self._fault(place):
             raise IsolatedError(fault)
         on_step = partial(self._progress, f"Measuring {place.prepared.name} on {place.place}")
@@ -258,8 +251,7 @@ class Surveyor:
         return profile
 
     def _texts(self, found: Sequence[MeasuredPlace]) -> list[Text]:
-        """Return texts that the processor wrote; none where it cannot, and nothing tells what is
-        right."""
+        """Return texts that the processor wrote, or [] if nothing shows what is right."""
         for each in found:
             place = each.candidate
             if place.is_risky:
@@ -276,8 +268,7 @@ class Surveyor:
         return None if needs is None else shortage(needs, self.free)
 
     def needs(self, *together: Candidate) -> dict[str, int] | None:
-        """Return the memory of models that are open together, with PLANNED_TOKENS of text; None
-        where a runtime cannot tell."""
+        """Return the models' memory together, with PLANNED_TOKENS of text; None if unknown."""
         models = []
         for each in together:
             runtime = each.prepared.runtime

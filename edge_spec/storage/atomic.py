@@ -1,5 +1,5 @@
-"""Files and directories that appear whole or not at all, and locks between processes: a lock ends
-with the process that holds it."""
+"""Files and directories that appear whole or not at all, and locks between processes that end with
+their holder."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from edge_spec.errors import StorageError
 
 CACHE_VARIABLE = "EDGE_SPEC_CACHE"
 TOLD_AFTER_S = 1.0
-_WORK_SUFFIX = ".part"  # of what is being written
-_MADE = r"\.[a-z0-9_]{8}" + re.escape(_WORK_SUFFIX)  # how tempfile ends such names
-_ABANDONED_AFTER_S = 24 * 3600.0  # since it was last written to
+_WORK_SUFFIX = ".part"  # of unfinished files
+_MADE = r"\.[a-z0-9_]{8}" + re.escape(_WORK_SUFFIX)  # end of tempfile's names
+_ABANDONED_AFTER_S = 24 * 3600.0  # since it was last written
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
-_FULL = {  # what to do
+_FULL = {  # remedies
     errno.ENOSPC: "Free some space",
     errno.EDQUOT: "Free some space",
     errno.EFBIG: "Raise the limit (ulimit -f)",
@@ -34,7 +34,7 @@ _Found = TypeVar("_Found")
 
 
 def expanded(path: Path) -> Path:
-    """Replace `~` by the home directory. `~name` of nobody here stays as it is, as in a shell."""
+    """Expand `~`; `~name` of an unknown user stays, as in a shell."""
     with suppress(RuntimeError):
         return path.expanduser()
     return path
@@ -57,12 +57,10 @@ def sha256_file(path: Path) -> str:
 
 @contextmanager
 def atomic_directory(final: Path) -> Iterator[Path]:
-    """Make a directory beside `final` that takes its place when the block ends without error.
+    """Yield a directory next to `final` that replaces it, synced, if the block succeeds.
 
-    Everything in it is synced before. A link stays, and leads to the new one. A kill leaves the old
-    directory or the new one, or neither in the moment between two renames.
-
-    Raises as `scratch_beside` does, and StorageError if a device or a pipe is in its place.
+    A link stays and leads to the new one. A kill leaves the old or new one, or neither between two
+    renames. Raises as `scratch_beside` does, and StorageError if `final` is a device or a pipe.
     """
     if final.is_symlink():
         final = final.resolve()
@@ -77,7 +75,7 @@ def atomic_directory(final: Path) -> Iterator[Path]:
 
 
 def _replace(work: Path, final: Path) -> None:
-    with _turns(final.parent):  # for two renames, which another process may make, too
+    with _turns(final.parent):  # another process may also rename twice
         if not final.exists():
             work.rename(final)
             return
@@ -93,7 +91,6 @@ def _replace(work: Path, final: Path) -> None:
 
 @contextmanager
 def _turns(directory: Path) -> Iterator[None]:
-    """Let one process at a time run the block, where the file system has locks."""
     try:
         import fcntl
     except ImportError:  # Windows
@@ -110,10 +107,8 @@ def _turns(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def atomic_file(final: Path, mode: int = 0o644) -> Iterator[Path]:
-    """Make a file beside `final` that takes its place when the block ends without error.
-
-    mode: of the new file. Raises as `scratch_beside` does, and StorageError if a device, a pipe or
-    a directory is in its place.
+    """Yield a file next to `final` that replaces it if the block succeeds. mode: of the new file.
+    Raises as `scratch_beside` does, and StorageError if `final` is a device, a pipe or a directory.
     """
     _require_free(final)
     with scratch_beside(final, is_file=True) as work:
@@ -126,11 +121,9 @@ def atomic_file(final: Path, mode: int = 0o644) -> Iterator[Path]:
 
 @contextmanager
 def scratch_beside(final: Path, is_file: bool = False) -> Iterator[Path]:
-    """Make a directory, or a file, beside `final` for what is needed until that is made.
-
-    It goes with the block. A kill leaves it under a hidden name that is never opened, and a call
-    after a day removes it. Raises StorageError if there is no space or no place for it, OSError.
-    """
+    """Yield a scratch directory or file next to `final`, removed after the block. A kill leaves it
+    under a hidden name that is never opened, and a call after a day removes it. Raises StorageError
+    without space or a place for it, OSError."""
     with as_storage_error(final):
         with as_storage_error(final, refusals=True):
             final.parent.mkdir(parents=True, exist_ok=True)
@@ -152,18 +145,17 @@ def scratch_beside(final: Path, is_file: bool = False) -> Iterator[Path]:
 
 
 def is_work(path: Path) -> bool:
-    """Say whether a writer here is writing it, or a kill has left it."""
+    """Return whether this is an unfinished or abandoned file of ours."""
     return path.name.startswith(".") and path.suffix == _WORK_SUFFIX
 
 
 def _remove_abandoned(final: Path) -> None:
-    """Remove what was to become `final` and was not written to for a day. In the cache also what
-    was to become another file, which may never be written again. Only names of ours count:
-    `.emacs.d` is somebody's."""
+    """Remove unfinished files for `final` older than a day; in the cache also those for other
+    files, which may never be written again. Only our names count: `.emacs.d` is the user's."""
     name = ".*" if cache_directory() in final.parents else re.escape(final.name)
     form = re.compile(rf"\.{name}{_MADE}", re.DOTALL)
     oldest = time.time() - _ABANDONED_AFTER_S
-    with suppress(OSError):  # a directory that cannot be read
+    with suppress(OSError):  # unreadable directory
         for path in [path for path in final.parent.iterdir() if form.fullmatch(path.name)]:
             with suppress(OSError):  # another process may be removing it
                 if max(each.stat().st_mtime for each in (path, *path.rglob("*"))) < oldest:
@@ -171,7 +163,7 @@ def _remove_abandoned(final: Path) -> None:
 
 
 def _require_free(final: Path, or_directory: bool = False) -> None:
-    """Raise StorageError for what is there, unless it is a file, or a directory if allowed."""
+    """Raise StorageError unless absent, a file, or a directory if allowed."""
     with as_storage_error(final, refusals=True):
         is_free = final.is_file() or (or_directory and final.is_dir()) or not final.exists()
     if not is_free:
@@ -180,11 +172,11 @@ def _require_free(final: Path, or_directory: bool = False) -> None:
 
 
 def remove_oldest(files: Iterable[Path], max_bytes: int, kept: Path | None = None) -> None:
-    """Remove those that were changed longest ago, but for `kept`, until the others have at most so
-    many bytes. What cannot be removed stays."""
+    """Remove the oldest files, except `kept`, until at most `max_bytes` are left; those that cannot
+    be removed stay."""
     found = []
     for path in files:
-        with suppress(OSError):  # another process has removed it
+        with suppress(OSError):  # removed by another process
             state = path.stat()
             found.append((state.st_mtime_ns, state.st_size, path))
     left = sum(size for _, size, _ in found)
@@ -196,8 +188,7 @@ def remove_oldest(files: Iterable[Path], max_bytes: int, kept: Path | None = Non
 
 
 def sync(path: Path) -> None:
-    """Make what the file or directory holds survive a loss of power; a directory's names only if
-    its file system syncs them."""
+    """Make content survive a power loss; a directory's names only if its file system can."""
     is_directory = path.is_dir()
     if os.name == "nt" and is_directory:  # Windows cannot open a directory
         return
@@ -213,11 +204,11 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def as_storage_error(final: Path, *, refusals: bool = False) -> Iterator[None]:
-    """Raise StorageError if the block writes `final` and there is no space for it; with
-    `refusals`, also if it cannot make a file beside `final` for another reason."""
+    """Raise StorageError without space to write `final`; with `refusals`, also if a file next to it
+    cannot be made."""
     try:
         yield
-    except (StorageError, TimeoutError):  # the latter of a lock
+    except (StorageError, TimeoutError):  # TimeoutError: of a lock
         raise
     except OSError as error:
         if error.errno not in _FULL and not refusals:
@@ -235,16 +226,15 @@ def as_storage_error(final: Path, *, refusals: bool = False) -> Iterator[None]:
 
 @contextmanager
 def locked(path: Path, timeout_s: float, waits: Callable[[], None] | None = None) -> Iterator[None]:
-    """Run the block while no other process or thread holds the lock of `path`: that of a file
-    beside it with ".lock" after its name, which stays.
+    """Hold the lock of `path` during the block: the file "NAME.lock" next to it, which stays.
 
-    waits: called once if another one holds it for longer than TOLD_AFTER_S. If the file system has
-    no locks, nothing is locked: files appear whole all the same, and of two writers the later one
-    stays. Raises TimeoutError, StorageError if the lock's file cannot be made.
+    waits: called once if another process or thread holds it for longer than TOLD_AFTER_S. A file
+    system without locks locks nothing: files still appear whole, and the later writer wins. Raises
+    TimeoutError, StorageError if the lock's file cannot be made.
     """
-    from filelock import FileLock  # here: it imports asyncio
+    from filelock import FileLock  # here, since it imports asyncio
 
-    # No soft lock instead, which is a file that outlives a kill.
+    # A soft lock would be a file that outlives a kill.
     name = path.with_name(f"{path.name}.lock")
     lock = FileLock(name, fallback_to_soft=False, thread_local=False)
     told_s = timeout_s if waits is None else min(timeout_s, TOLD_AFTER_S)
@@ -265,8 +255,8 @@ def locked(path: Path, timeout_s: float, waits: Callable[[], None] | None = None
 
 
 def try_hold(path: Path) -> Callable[[], None] | None:
-    """Take the lock of `path`, and return what gives it back, from any thread; None if another
-    process or thread holds it. Raises StorageError if the lock's file cannot be made."""
+    """Take the lock of `path`, and return what releases it, from any thread; None if it is held.
+    Raises StorageError if the lock's file cannot be made."""
     held = ExitStack()
     try:
         held.enter_context(locked(path, 0.0))
@@ -281,8 +271,8 @@ def make_once(
     make: Callable[[], None],
     waits: Callable[[], None],
 ) -> _Found:
-    """Return what `find` finds, after `make` where that is None at first: by one process at a time,
-    however long it takes. waits: called once where another process makes it."""
+    """Return what `find` returns, after `make` if that is None at first. One process at a time
+    makes it, however long it takes; `waits` is called once while another does."""
     found = find()
     if found is None:
         with locked(path, math.inf, waits):

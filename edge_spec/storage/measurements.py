@@ -1,12 +1,11 @@
-"""Keeps measurements in one SQLite file of the cache, each by all that its value depends on.
+"""Measurements in one SQLite file of the cache, keyed by all that their values depend on.
 
-A value that is missing, damaged, out of its bounds or of another version of the table is not known.
-One that cannot be written costs only time. So reading and writing never raise: one log line says
-what is wrong with the file, and the next write makes it again. A value that comes to mean something
-else needs another name.
+A missing, damaged or out-of-bounds value, or one of another table version, is unknown; a failed
+write costs only time. So reads and writes never raise: one log line reports a problem with the
+file, and the next write recreates it. A value that changes its meaning needs a new name.
 
-Each call opens the file anew, which takes a fraction of a millisecond: so threads, forked processes
-and a cache that is deleted meanwhile need no care.
+Each call opens the file anew, in a fraction of a millisecond, so threads, forks and a deleted cache
+need no care.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ from edge_spec.storage.atomic import cache_directory, locked, sha256_file
 
 DIRECTORY, FILE = "measurements", "measurements.sqlite"
 MAX_BYTES = 4_000_000  # of a value
-LARGE_BYTES = 16_000_000  # smaller files are hashed in less time than it takes to look them up
+LARGE_BYTES = 16_000_000  # smaller files are hashed faster than looked up
 MAX_KEPT = 2000  # values; the oldest are removed
-# Seconds to wait for another process that is writing: a start reads several values.
+# Seconds to wait for another writer; a start reads several values.
 WRITE_WAIT_S, READ_WAIT_S = 5.0, 1.0
 
-# WITHOUT ROWID, as a separate index would lead to wrong rows in a half-written file.
+# WITHOUT ROWID: a separate index could lead to wrong rows in a half-written file.
 _TABLE = (
     "measurement (what TEXT NOT NULL, key TEXT NOT NULL, value TEXT NOT NULL, "
     "n INTEGER NOT NULL, disturbance REAL NOT NULL, at REAL NOT NULL, sha256 TEXT NOT NULL, "
@@ -51,7 +50,7 @@ _PRUNE = (
     "(SELECT what, key FROM measurement ORDER BY at DESC LIMIT -1 OFFSET ?)"
 )
 _NO_DATABASE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-_SETTLED_NS = 2_000_000_000  # the coarsest clock of a file system (FAT's) has ticks of 2 s
+_SETTLED_NS = 2_000_000_000  # the coarsest file system clock (FAT's) ticks every 2 s
 
 _log = logging.getLogger(__name__)
 _Key = TypeVar("_Key")
@@ -59,13 +58,13 @@ _Value = TypeVar("_Value")
 
 
 class DamagedError(ValueError):
-    """The text says in one line what is wrong with a file."""
+    """Describes on one line what is wrong with a file."""
 
 
 @dataclass(frozen=True)
 class Measurement(Generic[_Key, _Value]):
-    """n: how often the value was measured. disturbance: by what share of it, at most, the runs
-    differed. at: when it was written, in seconds since 1970."""
+    """n: number of measurements. disturbance: largest relative difference between runs. at: time of
+    writing, in seconds since 1970."""
 
     key: _Key
     value: _Value
@@ -76,31 +75,24 @@ class Measurement(Generic[_Key, _Value]):
 
 @dataclass(frozen=True)
 class Quantity(Generic[_Key, _Value]):
-    """One kind of measurement.
-
-    what: its name in the file. keys: the type of its keys, which hold all that a value depends on.
-    values: makes what checks a value, when one is first read: that takes tens of milliseconds.
-    """
+    """One kind of measurement. what: its name in the file. keys: type of keys, with all that values
+    depend on. values: makes the validator at first use, since that takes tens of milliseconds."""
 
     what: str
     keys: type[_Key]
     values: Callable[[], TypeAdapter[_Value]]
 
     def read(self, key: _Key) -> Measurement[_Key, _Value] | None:
-        """Return the measurement for this key; None where there is none."""
         return next(self._parse(_select(_READ, self.what, _text(key))), None)
 
     def known(self, key: _Key) -> _Value | None:
-        """Return the value for this key; None where there is none."""
         found = self.read(key)
         return None if found is None else found.value
 
     def find(self) -> Iterator[Measurement[_Key, _Value]]:
-        """Yield all measurements of this kind."""
         return self._parse(_select(_FIND, self.what))
 
     def keep(self, key: _Key, value: _Value, n: int = 1, disturbance: float = 0.0) -> None:
-        """Write a value in place of the one for this key."""
         self.update(key, lambda old: value, n, disturbance)
 
     def update(
@@ -110,8 +102,8 @@ class Quantity(Generic[_Key, _Value]):
         n: int = 1,
         disturbance: float = 0.0,
     ) -> _Value | None:
-        """Write what `change` makes of the value for this key, and return it; None where it cannot
-        be written. Nobody else writes meanwhile."""
+        """Replace this key's value by `change`'s result, locking out other writers, and return it;
+        None if it cannot be written."""
         path, name = store_path(), _text(key)
 
         def write() -> _Value:
@@ -140,8 +132,8 @@ class Quantity(Generic[_Key, _Value]):
             return None
 
     def _parse(self, rows: list[tuple[Any, ...]]) -> Iterator[Measurement[_Key, _Value]]:
-        """Yield what can be read of the rows. One whose bits have changed on the disk is left out:
-        what a text is promised to be hangs on some."""
+        """Yield readable rows, without those whose bits changed on disk: losslessness depends on
+        some values."""
         for key, value, n, disturbance, at, seal in rows:
             with suppress(ValueError, TypeError, OverflowError):
                 if seal != self._seal(key, value).encode():
@@ -176,10 +168,10 @@ def _text(key: Any) -> str:
 
 
 def _select(query: str, *values: str) -> list[tuple[Any, ...]]:
-    """Return the rows that are found; none where the file cannot be read."""
+    """Return the rows, or none if the file cannot be read."""
     path = store_path()
     try:
-        if path.stat().st_size:  # none while another process makes it
+        if path.stat().st_size:  # empty while another process creates it
             with _opened(path) as store:
                 return store.execute(query, values).fetchall()
     except (FileNotFoundError, NotADirectoryError):
@@ -191,17 +183,17 @@ def _select(query: str, *values: str) -> list[tuple[Any, ...]]:
 
 @contextmanager
 def _opened(path: Path, makes: bool = False) -> Iterator[sqlite3.Connection]:
-    """Open the file, and close it without what was not committed. makes: the table, where there is
-    none. Raises DamagedError for what is no database with this very table, sqlite3.Error."""
+    """Open the file; uncommitted changes are dropped. makes: create a missing table. Raises
+    DamagedError unless it is a database with exactly this table, sqlite3.Error."""
     mode, wait_s = ("rwc", WRITE_WAIT_S) if makes else ("rw", READ_WAIT_S)
     uri = f"{path.absolute().as_uri()}?mode={mode}"
     try:
         with closing(sqlite3.connect(uri, wait_s, isolation_level=None, uri=True)) as store:
-            store.text_factory = bytes  # other programs may have written what is no UTF-8
+            store.text_factory = bytes  # other programs may have written invalid UTF-8
             store.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_BYTES)
             if makes and not store.execute(_TABLES).fetchall():
                 store.execute(f"CREATE TABLE IF NOT EXISTS {_TABLE}")
-            # Word for word: a table of another version, a view or a trigger is not read.
+            # Exact, so a table of another version, a view or a trigger is not read.
             if store.execute(_TABLES).fetchall() != [(f"CREATE TABLE {_TABLE}".encode(),)]:
                 raise DamagedError("it has other tables")
             yield store
@@ -212,11 +204,11 @@ def _opened(path: Path, makes: bool = False) -> Iterator[sqlite3.Connection]:
 
 
 def _write_again(path: Path, write: Callable[[], _Value]) -> _Value:
-    """Write, to an empty file unless another process has made the damaged one again.
+    """Write, after emptying a file that is still damaged.
 
-    The file stays the same one. If it were removed, a process that has it open would take the
-    journal of the new file for its own, and remove what another is about to commit
-    (https://sqlite.org/howtocorrupt.html, 2.4); SQLite itself removes the journal of an empty file.
+    The file itself stays. A process that has a removed file open would take the new file's journal
+    for its own, and remove what another is about to commit (https://sqlite.org/howtocorrupt.html,
+    2.4). SQLite removes the journal of an empty file.
     """
     try:
         return write()
@@ -232,7 +224,7 @@ def _tell_unread(path: Path, reason: str) -> None:
 
 
 def tell_unkept(path: Path, error: Exception) -> None:
-    """Log that `path` cannot be saved; of all files in the cache, once for each reason."""
+    """Log that `path` cannot be saved, once for each reason in the cache."""
     root = cache_directory()
     number = getattr(error, "errno", None)
     reason = str(error) if number is None else os.strerror(number)
@@ -245,7 +237,7 @@ def _tell_once(where: Path, reason: str) -> None:
 
 
 class _State(NamedTuple):
-    """Changes with a file: what it hashed to holds for as long as this is the same."""
+    """A file's state; its hash is valid while this stays the same."""
 
     device: int
     inode: int
@@ -259,16 +251,16 @@ _DIGEST: Quantity[_State, str] = Quantity("sha256", _State, lambda: TypeAdapter(
 
 
 def known_sha256(path: Path) -> str:
-    """Return the file's sha256, without hashing a large one again that has not changed since: a
-    model of 8 billion parameters takes seconds, also if it is opened every day. Raises OSError."""
+    """Return a file's sha256 without rehashing a large unchanged one: a model of 8 billion
+    parameters takes seconds each time. Raises OSError."""
     before = _state(path)
     if before.num_bytes < LARGE_BYTES:
         return sha256_file(path)
     known = _DIGEST.known(before)
     if known is not None:
         return known
-    # A file that changed moments ago may change again at the same tick of the clock: nothing is
-    # kept of it, as git does with its index.
+    # As in git's index, a file that changed moments ago is not kept: it may change again within the
+    # clock tick.
     hashed_ns = time.time_ns()
     digest = sha256_file(path)
     is_settled = max(before.changed_ns, before.modified_ns) + _SETTLED_NS < hashed_ns

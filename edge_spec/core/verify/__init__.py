@@ -1,4 +1,4 @@
-"""Decides which draft tokens become text. Public: `verify`."""
+"""Decide which draft tokens become text. Public: `verify`."""
 
 from edge_spec.core.verify.walk import verify
 

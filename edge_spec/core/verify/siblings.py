@@ -1,4 +1,4 @@
-"""Verification of several children of one row that were sampled from one distribution."""
+"""Verification of a row's children that were sampled from one distribution."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ from edge_spec.core.rng import Purpose
 from edge_spec.core.sampling import Sampler
 from edge_spec.core.tree import Siblings, TokenTree
 
-_K_SEQ_STEPS = 20  # halvings of the interval that holds rho: a millionth is as good as exact
+_K_SEQ_STEPS = 20  # halvings of rho's interval: a millionth is as good as exact
 
 
 def verify_siblings(
     tree: TokenTree, row: int, out: Forward, sampler: Sampler, path: Sequence[int]
 ) -> tuple[list[int], int | None]:
-    """The child of `row` that is accepted, alone in a list, or the token in its place.
-
-    path: the tokens between the output and the children.
-    """
+    """Return the accepted child of `row` in a list, or the token in its place. path: tokens between
+    the output and the children."""
     children = tree.children(row)
     target_probs = sampler.probs(out.logits[row], path)
     if tree.siblings is Siblings.K_SEQ:
@@ -39,13 +37,13 @@ def verify_siblings(
 def _one_by_one(
     tree: TokenTree, children: Sequence[int], target_probs: np.ndarray, sampler: Sampler
 ) -> tuple[int | None, np.ndarray]:
-    """The accepted child or None, and what the token is drawn from if there is none.
+    """Return the accepted child, and what is left of the target's distribution to draw another
+    token from.
 
-    Each child is held against what the ones before it have left of the target's distribution.
-    Without replacement (Chen et al. 2024, Sequoia, algorithm 2), a child that was rejected cannot
-    be drawn again; with replacement (Miao et al. 2024, SpecInfer) it can. A child that was not
-    sampled is a certain draft token: its draft distribution has all the mass on it, and nothing is
-    left of the target's there.
+    Each child is tested against what is left by earlier ones. Without replacement (Chen et al.
+    2024, Sequoia, algorithm 2), a rejected child cannot be drawn again; with replacement (Miao et
+    al. 2024, SpecInfer) it can. An unsampled child has all mass of its draft distribution, so
+    nothing is left of the target's there.
     """
     left, draft_probs = target_probs, None
     for child in children:
@@ -71,11 +69,11 @@ def _one_by_one(
 def _k_seq(
     tree: TokenTree, children: Sequence[int], target_probs: np.ndarray, sampler: Sampler
 ) -> tuple[int | None, np.ndarray]:
-    """k independent samples of q, each accepted with min(1, p / (rho * q)); rho is the smallest
-    for which what is left of p is a distribution (Sun et al. 2023, SpecTr, section 5).
+    """Accept each of k independent samples of q with min(1, p / (rho * q)), rho being the smallest
+    that leaves a distribution (Sun et al. 2023, SpecTr, section 5).
 
-    With beta the chance that one sample is accepted and a = 1 - (1 - beta)^k that one of them is,
-    p - min(q, p / rho) * a / beta is left, which is nowhere negative as long as a <= rho * beta.
+    With beta the probability to accept one sample, and a = 1 - (1 - beta)^k to accept any, p -
+    min(q, p / rho) * a / beta is left, nonnegative while a <= rho * beta.
     """
     draft_probs = tree.draft_probs[children[0]]
     assert draft_probs is not None
@@ -98,7 +96,7 @@ def _k_seq(
 
 
 def _smallest_rho(p: np.ndarray, q: np.ndarray, k: int) -> float:
-    """Return rho, at most a millionth of k too large. p, q: [tokens], where neither is 0."""
+    """Return rho, at most a millionth of k too large. p, q: [tokens], nowhere 0."""
     low, high = 1.0, float(k)
     for _ in range(_K_SEQ_STEPS):
         middle = (low + high) / 2
@@ -111,7 +109,6 @@ def _smallest_rho(p: np.ndarray, q: np.ndarray, k: int) -> float:
 
 
 def _difference(probabilities: np.ndarray, taken: np.ndarray) -> np.ndarray:
-    """Normalizes what is left of a distribution; returns it where rounding has left nothing."""
     left = probabilities - taken
     np.maximum(left, 0, out=left)
     mass = left.sum()
@@ -119,7 +116,7 @@ def _difference(probabilities: np.ndarray, taken: np.ndarray) -> np.ndarray:
 
 
 def _without(probabilities: np.ndarray, token: int) -> np.ndarray:
-    """The same distribution given that it is not `token`; all 0 where it can be nothing else."""
+    """Condition on not being `token`; all 0 if nothing else is possible."""
     left = probabilities.copy()
     left[token] = 0
     mass = left.sum()

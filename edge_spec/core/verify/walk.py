@@ -1,13 +1,11 @@
-"""Acceptance: which drafted rows become text, so that the text keeps the target's distribution.
+"""Acceptance: which draft rows become text, so that the text keeps the target's distribution.
 
-What decides is how the children of a row came about. Deterministic candidates are verified by the
-delta rule: with R the target's distribution at a row, accept child x with probability R[x],
-otherwise set R[x] to zero, renormalize and try the next child. It is applied in its equivalent
-form of drawing the target's own token once and accepting the child that equals it. The draw
-belongs to the position (sampling.Draws), so the text does not depend on what was drafted.
+Deterministic candidates follow the delta rule: with R the target's distribution at a row, accept
+child x with probability R[x], else set R[x] to zero, renormalize and try the next child.
+Equivalently, the code draws the target's own token once and accepts the child that equals it. The
+draw belongs to the position (sampling.Draws), so the text does not depend on the draft.
 
-Children that were sampled, which have `draft_probs`, are verified against exactly these: one after
-the other where there are several, a chain of them as one block.
+Sampled children are verified against their `draft_probs`: siblings one by one, a chain as a block.
 """
 
 from __future__ import annotations
@@ -22,10 +20,8 @@ from edge_spec.core.verify.siblings import verify_siblings
 
 
 def verify(tree: TokenTree, out: Forward, sampler: Sampler) -> Verdict:
-    """Walks from row 0 along the children that are accepted.
-
-    Commits nothing; without sampled rows it leaves the sampler as it was.
-    """
+    """Walk from row 0 along accepted children. Commits nothing; without sampled rows the sampler is
+    unchanged."""
     tokens: list[int] = []
     accepted: list[int] = []
     row, ties = 0, list[int]()
