@@ -241,7 +241,8 @@ def _wrapped(given: Any) -> Any:
     """Return a function of OpenAI's newer form in the older one."""
     if not isinstance(given, dict) or "function" in given or "name" not in given:
         return given
-    return {"type": given.get("type", "function"), "function": given}
+    own = {name: given[name] for name in ("id",) if name in given}
+    return {"type": given.get("type", "function"), "function": given, **own}
 
 
 class ToolCall(OpenBody):

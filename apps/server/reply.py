@@ -164,6 +164,7 @@ def timings(results: Sequence[GenerationResult]) -> dict[str, Any]:
         every[0],
         **{name: reduce(add, (getattr(each, name) for each in every)) for name in _SUMMED},
         plain_per_second=next(filter(None, (s.plain_per_second for s in reversed(every))), None),
+        failed_drafters=tuple({name: None for each in every for name in each.failed_drafters}),
     )
     read_n, told = stats.prompt_n - stats.cached_n, stats.to_dict()
     del told["drafters"]  # the tokens of `speculative` tell more

@@ -165,7 +165,6 @@ class RowCosts:
 
     def observe(self, rows: int, seconds: float) -> float:
         """Count a pass; return its time over the longest plausible time for its rows."""
-        self._expected_s.clear()
         if not self.is_scaled:
             self._first_s, self.is_scaled = max(seconds, _LEAST_S) / self._firsts(rows), True
         further = self._in_table(rows) - 1
@@ -206,6 +205,7 @@ class RowCosts:
             self._own[rows] = own + gain * error / first, of_own * (1 - gain)
         for each, (mean, variance) in self._own.items():
             self._own[each] = _FADING * mean, variance
+        self._expected_s.clear()  # last: other threads may ask meanwhile
         return ratio * expected / most
 
     def _clear_suspect(self, seconds: float) -> None:
