@@ -216,6 +216,10 @@ class AnswerReader(PartReader):
 Render = Callable[..., str]  # makes a prompt; raises EdgeSpecError where the template refuses
 # "auto": as the template has it; "off": none; else a number of tokens, after which it is ended.
 Reasoning = Literal["auto", "off"] | int
+_CLOSING = re.compile(
+    r"</(?:\w+:)?(?:think|thought|reasoning)|/THINK\]|END_THINKING|end_of_thought"
+    r"|inner_suffix|<channel\|>|\u25c1/think"
+)
 # What opens a thought and what ends it, with the space around, where a template shows neither.
 TAGS = (
     *((f"<{n}>", f"\n</{n}>\n\n") for n in ("think", "thinking", "thought", "reasoning")),
@@ -235,7 +239,7 @@ SWITCHES = ("enable_thinking", "thinking")  # by which templates turn thoughts o
 
 def speaks_of_thoughts(form: str) -> bool:
     """Says whether a grammar closes the thought itself."""
-    return any(closing.strip() in form for _, closing in TAGS[:-1])  # the last ends any message
+    return _CLOSING.search(form) is not None
 
 
 def read_reasoning(text: str) -> Reasoning:
