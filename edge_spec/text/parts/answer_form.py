@@ -214,6 +214,10 @@ class AnswerReader(PartReader):
 Render = Callable[..., str]  # makes a prompt; raises EdgeSpecError if the template refuses
 # "auto": as in the template; "off": no thought; else the maximum number of tokens.
 Reasoning = Literal["auto", "off"] | int
+_CLOSING = re.compile(
+    r"</(?:\w+:)?(?:think|thought|reasoning)|/THINK\]|END_THINKING|end_of_thought"
+    r"|inner_suffix|<channel\|>|\u25c1/think"
+)
 # Opening and ending of thoughts, whitespace included, for templates that do not show them.
 TAGS = (
     *((f"<{n}>", f"\n</{n}>\n\n") for n in ("think", "thinking", "thought", "reasoning")),
@@ -233,7 +237,7 @@ SWITCHES = ("enable_thinking", "thinking")  # template variables that turn thoug
 
 def speaks_of_thoughts(form: str) -> bool:
     """Return True if a grammar closes the thought itself."""
-    return any(closing.strip() in form for _, closing in TAGS[:-1])  # the last one ends any message
+    return _CLOSING.search(form) is not None
 
 
 def read_reasoning(text: str) -> Reasoning:

@@ -306,7 +306,8 @@ class CallReader(CallSteps):
             if self._held[place] != ":":
                 return False
             place = yield from self._after_space(place + 1)
-            if not self._form.is_named and key not in _KEYS:
+            sign = self._held[place]  # of the value; functions may be called as a key is
+            if not self._form.is_named and (key not in _KEYS or sign == "{"):
                 name, key = key, _ARGUMENTS_KEYS[0]
                 if not re.fullmatch(_SLOTS[NAME], name):
                     return False
@@ -317,6 +318,8 @@ class CallReader(CallSteps):
                 yield from self._read_value(name, id)
                 yield from self._read_object_end()
                 return True
+            if is_known and sign != '"':
+                return False
             end, missing = yield from self._value_end(place)
             text = self._held[place:end] + missing
             value = _loaded(text)

@@ -9,6 +9,7 @@ import pytest
 
 from edge_spec.errors import UsageError
 from edge_spec.text.chat_format import ChatFormat
+from edge_spec.text.grammar import Grammar
 from edge_spec.text.parts.answer_form import TAGS, AnswerForm, ThoughtForm, speaks_of_thoughts
 from edge_spec.text.parts.part import PartKind
 from edge_spec.text.tools.formats import HARMONY, answer_reader
@@ -198,6 +199,11 @@ def test_a_model_without_a_switch_is_held_to_no_thought() -> None:
 @pytest.mark.parametrize(("_", "closing"), TAGS[:-1])  # the last one ends any message
 def test_a_grammar_that_writes_any_known_closing_speaks_of_thoughts(_: str, closing: str) -> None:
     assert speaks_of_thoughts(f'root ::= {json.dumps(closing, ensure_ascii=False)} "x"')
+
+
+@pytest.mark.parametrize("closing", [r"<\|END_THINKING\|>", r"<\|end_of_thought\|>"])
+def test_a_regex_that_escapes_a_closing_speaks_of_thoughts(closing: str) -> None:
+    assert not Grammar.regex(f"(.|\n)*{closing}[0-9]+").is_of_answer
 
 
 @pytest.mark.parametrize("value", ["on", -1, True, 1.5])

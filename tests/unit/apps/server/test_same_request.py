@@ -109,6 +109,14 @@ def test_every_api_asks_for_the_same(api: tuple[type[AnswerBody], Any]) -> None:
     assert request.form[1] == expected.form[1]
 
 
+def test_a_call_in_the_flat_form_keeps_its_id() -> None:
+    """Or the result of the tool would answer no call."""
+    flat = {"type": "function", "id": "c1", "name": "f", "arguments": ARGUMENTS}
+    messages = [*MESSAGES[:2], MESSAGES[2] | {"tool_calls": [flat]}, MESSAGES[3]]
+    request = read(ChatBody, CHAT[1] | {"messages": messages})
+    assert request.messages[2]["tool_calls"][0]["id"] == "c1"
+
+
 HI = {"role": "user", "content": "hi"}
 BEGUN = {"role": "assistant", "content": "he"}
 

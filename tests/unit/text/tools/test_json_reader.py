@@ -199,6 +199,24 @@ def test_a_block_of_code_is_shown_as_soon_as_it_is_no_call() -> None:
     assert told == [[], ['{"n": ['], ["1, 2"]]
 
 
+@pytest.mark.parametrize("key", ["name", "tool_name", "type"])
+@pytest.mark.parametrize("opening", ["{", "[", "3"])
+def test_json_is_shown_as_soon_as_a_key_of_calls_has_no_text(key: str, opening: str) -> None:
+    reader = answer_reader(AnswerForm(calls=GENERIC, tools=[{"function": {"name": "f"}}]))
+    begun = f'{{"{key}": '
+    told = [[part.text for part in reader.push(piece)] for piece in (begun, opening, " 1, 2")]
+    assert told == [[], [begun + opening], [" 1, 2"]]
+
+
+@pieces
+@pytest.mark.parametrize("name", ["name", "tool_name", "type"])
+def test_a_function_may_be_called_as_a_key_of_other_calls_is(name: str, cuts: list[int]) -> None:
+    form = FORMATS["apertus"]
+    calls = [{"function": {"name": each, "arguments": {"a": 1}}} for each in ("f", name, "g")]
+    expected = [(each, '{"a": 1}') for each in ("f", name, "g")]
+    assert read(form, form.written(calls), cuts)[:2] == ("", expected)
+
+
 def test_calls_are_counted_and_told_apart() -> None:
     assert len(set(read(GENERIC, CALL + CALL).ids)) == 2
 
