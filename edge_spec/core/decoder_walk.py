@@ -92,7 +92,7 @@ class DecoderWalk(Generic[Value]):
     def pass_layer(
         self, layer: int, update: Value | None, residual: Value, inputs: Sequence[Value] = ()
     ) -> tuple[Value | None, Value]:
-        """inputs: from `layer_inputs`."""
+        """Pass one decoder layer. inputs: from `layer_inputs`."""
         prefix = f"model.layers.{layer}."
         normed, residual = self.read(update, residual, prefix + "input_layernorm")
         added = self.mix_rows(normed, layer)

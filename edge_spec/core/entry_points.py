@@ -52,7 +52,7 @@ def load_plugin(kind: str, name: str) -> Any:
 
 
 def load(kind: str, point: EntryPoint) -> Any:
-    """Raises MissingDependencyError if a library is missing."""
+    """Load an entry point. Raises MissingDependencyError if a library is missing."""
     name = point.name
     try:
         return point.load()

@@ -75,7 +75,7 @@ class Lifeline:
         environment: Mapping[str, str],
         errors: IO[bytes] | int = subprocess.DEVNULL,
     ) -> subprocess.Popen[str]:
-        """errors: the standard error. Raises IsolatedError after `end`."""
+        """Start a process. errors: its standard error. Raises IsolatedError after `end`."""
         with self._lock:
             if self._ended:
                 raise IsolatedError("it is not wanted any more")

@@ -93,7 +93,7 @@ def load_asked(
 
 
 def load_engine(model: str, options: LoadOptions, progress: Progress) -> Engine:
-    """Raises an EdgeSpecError that names what is missing or wrong."""
+    """Open an engine. Raises an EdgeSpecError that names what is missing or wrong."""
     return open_engine(plan_engine(Source(model, progress), options))
 
 
@@ -129,8 +129,8 @@ def open_engine(
 def _prepared(
     plan: EnginePlan, left: Sequence[EnginePlan], needs_chat: bool, makes_room: bool
 ) -> PreparedEngine:
-    """Raises TargetRefusedError if memory is short or a device of measurements is gone: another
-    plan may work."""
+    """Raises TargetRefusedError if memory is short or a device chosen by measurements is gone:
+    another plan may work."""
     try:
         if left and left[0].target.how.providers != plan.target.how.providers:
             plan.target.require_devices()

@@ -79,8 +79,9 @@ def open_trained_head(
     *,
     keeps: bool = True,
 ) -> HeadNetwork:
-    """threads: of the target. keeps: cache what is built. Raises as `runtimes.open_head` and
-    `head_backend` do, and UsageError for a target without tables that the head shares."""
+    """Open a head's network. threads: of the target. keeps: cache what is built. Raises as
+    `runtimes.open_head` and `head_backend` do, and UsageError for a target without tables that the
+    head shares."""
     head = runtimes.open_head(path, target.config)
     who = f"the head {path} shares"
     network: HeadNetwork
@@ -145,7 +146,7 @@ def open_tables(source: Source, who: str) -> TensorRows:
 
 
 def open_weights(source: Source, who: str) -> Checkpoint:
-    """Raises UsageError for a target without tables. who: the subject of the message."""
+    """Open the checkpoint with the tables. Raises UsageError without one. who: for the message."""
     try:
         return runtimes.open_checkpoint(source.path)
     except EdgeSpecError as error:
@@ -158,9 +159,9 @@ def open_weights(source: Source, who: str) -> Checkpoint:
 def head_backend(
     head: Path, target: str, hidden_size: int, threads: int | None = None, keeps: bool = True
 ) -> HeadBackend:
-    """target: identity of the model whose tables a head may share. threads: of a wide head, whose
-    products are worth dividing; None: automatic. keeps: cache what is built. Raises
-    MissingDependencyError without onnxruntime."""
+    """Return what computes a head. target: identity of the model whose tables it shares. threads:
+    of a wide head, whose products are worth dividing; None: automatic. keeps: cache what is built.
+    Raises MissingDependencyError without onnxruntime."""
     runtime: object = runtimes.load_runtime(_RUNTIME)
     assert isinstance(runtime, ComputesHeads)
     is_wide = hidden_size >= WIDE

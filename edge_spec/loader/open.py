@@ -241,7 +241,7 @@ def _opens_beside(prepared: PreparedEngine) -> bool:
 
 
 def open_target(prepared: PreparedEngine) -> Model:
-    """Raises ModelFileError for a file that changed since its runtime was chosen,
+    """Open the target. Raises ModelFileError for a file that changed since its runtime was chosen,
     TargetRefusedError if another runtime may work."""
     _require_unchanged(prepared)
     try:
@@ -449,7 +449,8 @@ StartLearning = Callable[[OpenModels], Learner]
 def compose_engine(
     models: OpenModels, opened: ExitStack, learning: StartLearning | None = None
 ) -> Engine:
-    """opened: closes what was started if the rest fails. learning: from answers, if requested."""
+    """Compose an engine. opened: closes what was started if the rest fails. learning: from answers,
+    if requested."""
     prepared, key, model = models.prepared, models.key, models.target
     target, options = prepared.target, prepared.options
     rows = rows_key(key, model.config)

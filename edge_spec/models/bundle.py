@@ -388,7 +388,7 @@ class Bundle:
         return sum(entry.num_bytes for entry in self.manifest.files.values())
 
     def file(self, name: str) -> Path:
-        """Raises BundleError for an unlisted file."""
+        """Return a file's path. Raises BundleError for an unlisted file."""
         if name not in self.manifest.files:
             raise BundleError(f"{self.path} has no file {name}", remedy=EXPORT_AGAIN)
         return self.path / name

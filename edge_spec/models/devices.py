@@ -208,7 +208,7 @@ class Placing(Protocol):
     """A runtime that knows where its models' operations will run."""
 
     def placements(self, source: Any, options: RuntimeOptions) -> Sequence[FunctionPlacement]:
-        """source, options: as for `open`. Raises DeviceError if the library cannot tell."""
+        """Return each function's placement. Raises DeviceError if the library cannot tell."""
 
 
 def placements_of(bundle: Bundle) -> Sequence[FunctionPlacement]:

@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 def text_of_bundle(bundle: Bundle) -> ChatFormat:
-    """Raises ModelFileError for an unreadable or oversized tokenizer."""
+    """Build a bundle's text side. Raises ModelFileError for an unreadable or huge tokenizer."""
     manifest = bundle.manifest
     json = _read_tokenizer(bundle.file(TOKENIZER))
     return text_with(
@@ -73,8 +73,8 @@ def _tokenizer(json: str, stated: Manifest | ModelInfo, config: ModelConfig) -> 
 
 
 def text_of_info(published: ModelInfo, runtime: Runtime, keeps: bool = False) -> ChatFormat:
-    """keeps: cache a tokenizer that is slow to build. Raises UnsupportedModelError if neither we
-    nor the runtime can read the tokenizer."""
+    """Build a model file's text side. keeps: cache a tokenizer that is slow to build. Raises
+    UnsupportedModelError if neither we nor the runtime can read the tokenizer."""
     try:
         json = kept_tokenizer_json(published) if keeps else published.tokenizer_json()
         tokenizer: TextCodec = _tokenizer(json, published, published.config)

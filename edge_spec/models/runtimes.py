@@ -46,7 +46,7 @@ OTHER_ARCHITECTURES = {"onnx": "optimum"}  # exporter for models that the format
 
 
 def load_runtime(name: str) -> Runtime:
-    """Raises UsageError for a class that is not a Runtime, and as `load_plugin` does."""
+    """Load a runtime. Raises UsageError for other classes, and as `load_plugin` does."""
     runtime = load_plugin("runtimes", name)()
     if not isinstance(runtime, Runtime):
         raise UsageError(
@@ -192,8 +192,8 @@ def says_head(config: Path) -> bool:
 
 
 def open_head(path: Path, target: ModelConfig, has_weights: bool = True) -> TrainedHead:
-    """has_weights: read weights. Raises ModelFileError, UnsupportedModelError, and UsageError for
-    another target's head."""
+    """Open a trained head. has_weights: read weights. Raises ModelFileError, UnsupportedModelError,
+    and UsageError for another target's head."""
     head: TrainedHead = load_plugin("checkpoints", "head").open_head(path, target, has_weights)
     return head
 

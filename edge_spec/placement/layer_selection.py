@@ -33,9 +33,9 @@ _FORECAST = attrgetter("forecast")
 
 @dataclass(frozen=True)
 class ChosenPart:
-    """exit: first layers kept; None: all but `skipped` sublayers. agreement: share of tokens on
-    which part and whole agree, None if not measured. cost: of a part's token relative to the whole
-    model's. forecast: speedup of the best chain."""
+    """A part of a model that drafts. exit: first layers kept; None: all but `skipped` sublayers.
+    agreement: share of tokens on which part and whole agree, None if not measured. cost: of a
+    part's token relative to the whole model's. forecast: speedup of the best chain."""
 
     exit: int | None
     skipped: tuple[int, ...] = ()

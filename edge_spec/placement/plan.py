@@ -61,8 +61,8 @@ class Placement:
 
 @dataclass(frozen=True)
 class Plan:
-    """placements: of the model, best first, then of the pair at the model's best place. notes: on
-    unusable places and uncertainties, a line each."""
+    """What `make_plan` found. placements: of the model, best first, then of the pair at the model's
+    best place. notes: on unusable places and uncertainties, a line each."""
 
     model: str
     draft: str | None  # as the user named it

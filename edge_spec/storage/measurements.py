@@ -63,8 +63,8 @@ class DamagedError(ValueError):
 
 @dataclass(frozen=True)
 class Measurement(Generic[_Key, _Value]):
-    """n: number of measurements. disturbance: largest relative difference between runs. at: time of
-    writing, in seconds since 1970."""
+    """A stored value. n: number of measurements. disturbance: largest relative difference between
+    runs. at: time of writing, in seconds since 1970."""
 
     key: _Key
     value: _Value
