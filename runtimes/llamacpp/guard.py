@@ -72,7 +72,10 @@ class DeviceGuard:
         def call(*arguments: Any) -> _Result:
             if self.lost is not None:
                 raise DeviceError(self.lost, remedy=_REMEDY)
-            worker = self._idle.pop() if self._idle else self._new_worker()
+            try:
+                worker = self._idle.pop()
+            except IndexError:  # all work for other threads
+                worker = self._new_worker()
             try:
                 result: _Result = worker.call(function, arguments)
             finally:
