@@ -64,7 +64,6 @@ class Command:
         return self.usage.partition(" ")[0]
 
     def choices(self, talk: ChatConversation) -> list[str]:
-        """Return the words that the argument may be."""
         words = self.usage.partition(" ")[2].strip("[]").split("|")
         drafters = talk.engine.drafters if self.act is _draft else []
         return [*filter(str.islower, words), *drafters]
@@ -98,7 +97,6 @@ def _draft(talk: ChatConversation, argument: str) -> Outcome:
 
 
 def _tokens(talk: ChatConversation, argument: str) -> Outcome:
-    """Show the last answer with each token's origin marked, and a legend with counts."""
     if talk.last is None:
         return _NO_ANSWER
     has_colours = talk.is_terminal and not os.environ.get("NO_COLOR")  # https://no-color.org

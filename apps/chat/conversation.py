@@ -81,8 +81,8 @@ class ChatConversation:
         self.running: GenerationResult | None = None
         self.reading = ""  # percentage of the prompt that is prefilled
         self.plain_per_second: float | None = None  # measured by the latest answers
-        self.is_plain = False  # show Markdown as written
-        self.is_terminal = False  # shown in a terminal
+        self.is_plain = False
+        self.is_terminal = False
         self.report: Report | None = None  # progress of opening a model; None: on stderr
         self.stop = Stop()
         self.files: set[Path] = set()  # saved to or loaded from, so /save may overwrite them
@@ -98,7 +98,6 @@ class ChatConversation:
 
     @property
     def answering(self) -> ChatOptions:
-        """The options for the next answer."""
         limit = self._asked.max_tokens
         if limit is None:
             form = self.engine.parts.text.answer_form((), reasoning=self.reasoning)
@@ -172,7 +171,7 @@ class ChatConversation:
         self.turns.append({"prompt": prompt, "left_out": self.left_out, **result.to_dict()})
 
     def last_prompt(self) -> str:
-        """Return the user's last message. Raises UsageError if there is none."""
+        """Raises UsageError if there is none."""
         return self.said[self._last_asked()]["content"]
 
     def take_back(self) -> str:
@@ -209,12 +208,11 @@ class ChatConversation:
         return [{"role": "system", "content": self.system}] if self.system else []
 
     def _until(self, text: str, again: bool) -> list[Message]:
-        """Return what was said up to and including a message."""
         said = self.said[: self._last_asked()] if again else self.said
         return [*said, {"role": "user", "content": text}]
 
     def _last_asked(self) -> int:
-        """Return the index in `said` of the user's last message. Raises UsageError if none."""
+        """Return the last user message's index in `said`. Raises UsageError if there is none."""
         asked = [index for index, message in enumerate(self.said) if message["role"] == "user"]
         if not asked:
             raise UsageError("nothing was asked yet", remedy="Type a message first.")

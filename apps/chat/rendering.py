@@ -130,7 +130,6 @@ class AnswerView:
             return self._taken()
 
     def _end(self) -> None:
-        """Turn the rest into a block."""
         text, self.rest = self.rest, ""
         if self._call:
             self._blocks.append(shown_call(self._call, text))

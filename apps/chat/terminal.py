@@ -46,7 +46,7 @@ Result = TypeVar("Result")
 _SHARE = 0.03
 _MIN_REDRAW_S, _MAX_REDRAW_S = 0.1, 0.5
 _PROMPT = "> "
-_SEPARATOR = " | "  # in the footer
+_SEPARATOR = " | "
 _MAX_HISTORY_BYTES = 1_000_000
 _MENU_ROWS = 4
 _THOUGHT_ROWS = 10  # at most, as one line replaces them at the end
@@ -146,10 +146,10 @@ class Terminal:
         conversation.is_terminal, conversation.report = True, self._report
         self._view: AnswerView | None = None  # of the running answer
         self._work: asyncio.Task[None] | None = None
-        self._note = ""  # in the footer
+        self._note = ""
         self._is_held = False  # the line was entered during work and will be sent after it
         self._leaving = False
-        self._unfold_hint = "; /thoughts shows it"  # shown once
+        self._unfold_hint = "; /thoughts shows it"
         self._error: BaseException | None = None  # ended the session
         self._worker = ThreadPoolExecutor(1)
         self._session: PromptSession[str] = PromptSession(
@@ -290,7 +290,6 @@ class Terminal:
         return self._session.output.get_size().columns - 1
 
     def _above_and_prompt(self) -> StyleAndTextTuples:
-        """Return the unfinished end of the answer, as far as it fits, above the prompt."""
         view = self._view
         if view is None or not view.rest.strip() or self._session.app.is_done:
             return [("", _PROMPT)]

@@ -89,7 +89,6 @@ def run(
 
 
 def _create_window(title: str) -> webview.Window:
-    """Create a window that says which model is being opened."""
     window = webview.create_window(
         "edge-spec",
         html=_OPENING.format(escape(title)),

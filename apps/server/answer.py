@@ -144,7 +144,7 @@ class OpenModel:
 
         Raises EdgeSpecError if a slot cannot be opened, after closing an engine that is owned.
         """
-        self.name = name  # in replies
+        self.name = name
         self.engine = engine
         self.drafter = engine.drafter
         self.options = options

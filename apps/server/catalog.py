@@ -66,7 +66,6 @@ def _info(model: OpenModel) -> dict[str, Any]:
 
 
 def _props(model: OpenModel) -> dict[str, Any]:
-    """Describe the options of the page's conversations and of other requests."""
     engine, text, options = model.engine, model.engine.parts.text, model.options
     of_page = engine.chat_sampling(**options.asked_sampling)
     return {

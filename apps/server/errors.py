@@ -53,7 +53,7 @@ class ApiError(Exception):
         return self.message
 
     def document(self, path: str) -> dict[str, Any]:
-        """Return the body of the response. path: the request's, which tells the client's API."""
+        """Return the response's body in the form of the API that `path` belongs to."""
         if path.startswith("/api/"):
             return {"error": self.message}
         if path.startswith("/v1/messages"):
@@ -79,7 +79,7 @@ def api_error(error: Exception) -> ApiError:
 
 
 def error_response(error: Exception, path: str) -> Response:
-    """path: the request's."""
+    """Return an error's response. path: the request's."""
     told = api_error(error)
     body = json.dumps(told.document(path)).encode()  # ASCII, as messages may quote anything
     return Response(body, told.status, told.headers, "application/json")

@@ -77,12 +77,10 @@ class Metrics:
     def _make(
         self, kind: Any, name: str, help: str, labels: Sequence[str] = (), **settings: Any
     ) -> Any:
-        """Make a metric that has one figure for each model."""
         labels = [*labels, *self._model_label]
         return kind(f"edge_spec_{name}", help, labels, registry=self._registry, **settings)
 
     def _of(self, metric: Any, model: str, *labels: str) -> Any:
-        """Return one model's figure."""
         labels = (*labels, model) if self._model_label else labels
         return metric.labels(*labels) if labels else metric
 

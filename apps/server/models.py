@@ -39,7 +39,7 @@ class ServedModel:
     def __init__(self, name: str, on_demand: ModelOnDemand | None) -> None:
         """on_demand: None for a model that stays open from start to end."""
         self.name = name
-        self.since = datetime.now(UTC).replace(microsecond=0)  # when it began to be served
+        self.since = datetime.now(UTC).replace(microsecond=0)
         self.aliases = () if on_demand is None else on_demand.aliases
         self.on_demand = on_demand
         self.opened: OpenModel | None = None
@@ -56,7 +56,6 @@ class ServedModel:
         return "unloaded" if self.opening is None else "loading"
 
     def take(self, opened: OpenModel) -> None:
-        """Mark the model as open."""
         self.opened, self.context_length = opened, opened.engine.context_length
 
 
@@ -74,7 +73,7 @@ class Models:
         self.answers: set[ServerAnswer] = set()
         self._uses = count(1)
         self._turn = asyncio.Lock()  # only one model is opened at a time
-        self._released = asyncio.Event()  # replaced at each release
+        self._released = asyncio.Event()
         self._loading: Future[OpenModel] | None = None
         self._has_ended = False
 
@@ -150,7 +149,6 @@ class Models:
         return answer
 
     def _hold(self, model: ServedModel) -> None:
-        """Keep the model open until `_release`."""
         model.users += 1
         model.last_use = next(self._uses)
 
@@ -193,7 +191,6 @@ class Models:
                 model.opened.close()
 
     async def _open(self, model: ServedModel) -> None:
-        """Return when the model is open. Raises ApiError."""
         if model.num_waiting >= self._options.queue + self._options.parallel:
             raise overloaded("Too many requests are waiting.")
         model.num_waiting += 1
@@ -213,7 +210,7 @@ class Models:
             model.num_waiting -= 1
 
     async def _load(self, model: ServedModel) -> ApiError | None:
-        """Open the model when it is its turn. Return the error if it cannot be opened."""
+        """Open the model in its turn, and return the error if that fails."""
         loop = asyncio.get_running_loop()
 
         def make_room(forecast: Forecast | None) -> None:
@@ -271,7 +268,6 @@ class Models:
                 raise shutting_down()
 
     def _has_room(self, forecast: Forecast | None) -> bool:
-        """Return True if one more model is allowed and all fit into memory together."""
         opened = [each.opened for each in self._models if each.opened is not None]
         limit = self._options.max_models
         if limit is not None and len(opened) >= limit:

@@ -89,7 +89,7 @@ class ChatReply(Reply):
     """Choices, each the assistant's next message; a stream of them ends with [DONE]."""
 
     kind, streamed = "chat.completion", "chat.completion.chunk"
-    prefix = "chatcmpl"  # of the id
+    prefix = "chatcmpl"
     member, piece_member = "message", "delta"  # key of a choice's text, and of its pieces
     nothing: ClassVar[Any] = {}  # the piece in a choice's last event
 
@@ -155,7 +155,6 @@ class ChatReply(Reply):
         return server_event({**self._head, "choices": choices, **others})
 
     def _origins(self, of: Round) -> dict[str, Any]:
-        """Return an event's origins of tokens, if requested."""
         if not self._request.tells_origins:
             return {}
         live = {
@@ -166,7 +165,6 @@ class ChatReply(Reply):
         return {"edge_spec": live}
 
     def _begun(self) -> Sequence[Any]:
-        """Return the first piece of each choice."""
         return [{"role": "assistant", "content": ""}] * len(self.work.prompts)
 
     def _said(self, choice: int, chunk: Chunk) -> Any:
@@ -190,7 +188,6 @@ class ChatReply(Reply):
         return {"reasoning_content": chunk.text} if self._request.tells_thoughts else {}
 
     def _all_said(self, choice: int, result: GenerationResult) -> Any:
-        """Return a whole choice: the sum of its first piece and all chunks."""
         message: dict[str, Any] = {"role": "assistant", "content": result.text}
         if result.reasoning and self._request.tells_thoughts:
             message["reasoning_content"] = result.reasoning

@@ -58,7 +58,6 @@ def _chat(model: OpenModel, request: Request) -> Work:
 def _chat_grammar(
     model: OpenModel, request: Request, tools: Sequence[dict[str, Any]]
 ) -> Grammar | None:
-    """Return the grammar that constrains the answer. Raises ApiError."""
     required = request.tool_choice == "required"
     calls = model.engine.parts.text.tool_form() if tools else None
     if calls is None:

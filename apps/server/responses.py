@@ -62,7 +62,6 @@ class HostedTool(OpenBody):
 
 
 def _with_type(usual: str) -> BeforeValidator:
-    """Read an object without a type as one of the usual type."""
 
     def read(given: Any) -> Any:
         has_none = isinstance(given, dict) and given.get("type") is None
@@ -138,8 +137,8 @@ def conversation(instructions: str | None, given: Input) -> list[dict[str, Any]]
     spoken = [message_of("system", instructions)] if instructions else []
     if isinstance(given, str):
         return [*spoken, message_of("user", given)]
-    groups: list[list[Item]] = []  # one for each message
-    is_answer = has_text = has_call = False  # describe the last group
+    groups: list[list[Item]] = []
+    is_answer = has_text = has_call = False
     for item in given:
         goes_on = isinstance(item, CallItem) or has_call or not has_text
         if is_answer and _is_of_answer(item) and goes_on:
@@ -256,7 +255,7 @@ Fields = dict[str, Any]
 class _Form(NamedTuple):
     """Names in an item and its events."""
 
-    prefix: str  # of the id
+    prefix: str
     type: str
     text: str  # in events and in the part
 
@@ -286,7 +285,7 @@ class ResponsesReply(PartsReply):
         super().__init__(work)
         self._body: ResponsesBody = work.request.body
         self._num_events = 0
-        self._items: list[Fields] = []  # complete ones
+        self._items: list[Fields] = []
         self._new_scores: list[Any] = []  # of tokens not sent yet
         # The open item, and its place for events.
         self._form = _FORMS[PartKind.TEXT]

@@ -50,7 +50,6 @@ def listen(host: str, port: int) -> list[socket.socket]:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     both = host == "::" and socket.has_dualstack_ipv6()
     return socket.create_server((host, port), family=family, backlog=128, dualstack_ipv6=both)

@@ -409,7 +409,6 @@ class Sidecar:
         self._conversations.clear()
 
     def _job(self, id: Id) -> Job | None:
-        """Return the pending job of request `id`."""
         found = (each.jobs.get(id) for each in list(self._conversations.values()))
         return next(filter(None, found), None)
 

@@ -51,7 +51,7 @@ class AnswerWriter:
             print(chunk.text, end="", flush=True)
 
     def finish(self) -> None:
-        """End the line, even when the answer was interrupted."""
+        """End the line, also of an interrupted answer."""
         self._end_thought()
         print()
 
@@ -265,7 +265,6 @@ def _models_on_demand(
     loading: options.AskedOptions,
     opening: Callable[..., Engine],
 ) -> list[ModelOnDemand]:
-    """Raises what `served_names` raises."""
     from edge_spec.loader import ModelOnDemand, options_of_others
     from edge_spec.models.source import served_names
 

@@ -255,7 +255,7 @@ class _Weights(NamedTuple):
 
 
 def _shared_weights(model: str, loading: options.AskedOptions) -> _Weights:
-    """Choose one GGUF file for every side of the benchmark, ours included."""
+    """Choose one GGUF file for all sides, ours included."""
     from edge_spec.core.export import ExportOptions
     from edge_spec.models.model_plan import ModelPlan
     from edge_spec.models.source import Source

@@ -101,7 +101,7 @@ class SamplingOptions:
 
     @property
     def asked(self) -> dict[str, Any]:
-        """The sampling values that were given, by their names in SamplingParams."""
+        """The given values, by their names in SamplingParams."""
         given = {name: value for name, value in vars(self).items() if value is not None}
         return {name: value for name, value in given.items() if name not in _OF_NO_DRAW}
 
@@ -201,7 +201,6 @@ class ServerOptions:
 
     @property
     def is_loopback(self) -> bool:
-        """True if only this machine reaches the address."""
         return self.host == "localhost" or (_is_ip(self.host) and ip_address(self.host).is_loopback)
 
     def allows_host(self, header: str) -> bool:

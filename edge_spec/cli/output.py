@@ -107,7 +107,7 @@ class ProgressBar:
     def _print(self, what: str, fraction: float, step: str) -> None:
         now = self._clock()
         begun_s, begun, last = self._tasks.get(step, (now, fraction, math.inf))
-        begins = last == math.inf or (fraction < last and fraction < _TELLING)  # or restarts
+        begins = last == math.inf or (fraction < last and fraction < _TELLING)
         self._tasks[step] = (now, fraction, fraction) if begins else (begun_s, begun, fraction)
         if begins:
             print(f"{what} ...", file=sys.stderr, flush=True)

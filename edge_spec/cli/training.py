@@ -185,7 +185,6 @@ def tune_skip(
 
 
 def _best_parts(engine: Engine, progress: Progress) -> dict[str, ChosenPart]:
-    """Return the best parts, keyed by the drafter that runs them."""
     from edge_spec.placement.layer_selection import Judge, best_exit, best_nested
     from edge_spec.scheduler.cost import RowCosts
     from edge_spec.scheduler.measure import median_seconds, quick_passes
