@@ -109,17 +109,13 @@ class ChatConversation:
         return [*self._opening, *self.said]
 
     def messages_for(self, text: str, *, again: bool = False) -> list[Message]:
-        """Return the prompt's messages for a new message, or with `again` for the last one.
-
-        Raises UsageError if `again` and there is none.
-        """
+        """Return the prompt's messages for a new message, or with `again` for the last one. Raises
+        UsageError if `again` and there is none."""
         return [*self._opening, *self._until(text, again)[self.left_out :]]
 
     def make_room(self, text: str, *, again: bool = False) -> str | None:
-        """Drop the oldest turns from prompts if the answer would not fit.
-
-        Return a note for the user if any were dropped. Raises EdgeSpecError.
-        """
+        """Drop the oldest turns from prompts if the answer would not fit. Return a note for the
+        user if any were dropped. Raises EdgeSpecError."""
         engine = self.engine
         more = num_to_leave_out(
             self.messages_for(text, again=again),

@@ -40,10 +40,8 @@ _FENCES = ("```", "~~~")
 
 
 def harmless(text: str) -> str:
-    """Replace characters that could command a terminal by visible ones.
-
-    Trust neither model output nor names in files.
-    """
+    """Replace characters that could command a terminal by visible ones. Trust neither model output
+    nor names in files."""
     return text.replace("\r\n", "\n").translate(_VISIBLE)
 
 
@@ -90,7 +88,7 @@ class AnswerView:
     """A growing answer. One thread pushes text while another takes blocks and draws the rest.
 
     A block is one of Markdown (paragraph, list, code), or a line if `is_plain`. A thought is one
-    block, folded to a line once it has ended. So is a tool call, shown in full.
+    block, folded to a line once it has ended. A tool call is one block, too.
     """
 
     def __init__(self, is_plain: bool = False, fold: Callable[[], str] = lambda: "thought") -> None:
@@ -195,10 +193,8 @@ class FoldingTable(TableElement):
 
 
 class ShownMarkdown(Markdown):
-    """Markdown for a terminal that hides no part of the text.
-
-    HTML and link addresses are shown as written, and lines break where the text's do.
-    """
+    """Markdown for a terminal that hides no part of the text. HTML and link addresses are shown as
+    written, and lines break where the text's do."""
 
     elements: ClassVar = {**Markdown.elements, "table_open": FoldingTable}
 

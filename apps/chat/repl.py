@@ -74,8 +74,7 @@ def _command(conversation: ChatConversation, line: str, as_json: bool) -> bool:
 
 
 def _answer(conversation: ChatConversation, message: CommandAnswer, as_json: bool) -> None:
-    """Answer a message. A pipe gets only the text; a terminal finished lines, and for a thought its
-    duration."""
+    """A pipe gets only the text; a terminal gets finished lines, and a thought's duration."""
     view = AnswerView(is_plain=True, fold=lambda: _thought(conversation))
     is_terminal = sys.stdout.isatty()
 

@@ -57,8 +57,8 @@ _LEAVE = "Ctrl-C again, or Ctrl-D, leaves."
 
 
 def footer(conversation: ChatConversation, note: str, width: int) -> str:
-    """Return the figures of the running or last answer that fit into `width` cells, the most
-    important first. note: precedes them."""
+    """Return `note` and the running or last answer's main figures, as many as fit into `width`
+    cells."""
     parts = [note] if note else []
     running = conversation.running
     result = running or conversation.last
@@ -123,10 +123,8 @@ class OwnHistory(FileHistory):
 
 
 def open_history() -> History:
-    """Open the history that all conversations share, or one in memory if no file can be written.
-
-    A file above _MAX_HISTORY_BYTES is deleted first.
-    """
+    """Open the history that all conversations share, or one in memory if no file can be written. A
+    file above _MAX_HISTORY_BYTES is deleted first."""
     path = cache_directory() / "chat-history"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -75,10 +75,8 @@ class Pool:
         return len(self.slots) - len(self._free)
 
     async def take(self, prompt: Sequence[int], session_id: str | None) -> Slot:
-        """Return a slot, to be given back by `release`.
-
-        Raises ApiError if the queue is full, the wait too long or the pool closed.
-        """
+        """Return a slot, to be given back by `release`. Raises ApiError if the queue is full, the
+        wait too long or the pool closed."""
         if self.num_waiting >= self._queue and self._turns.locked() and not self._closed:
             raise overloaded("Too many requests are waiting.")
         self.num_waiting += 1
@@ -126,10 +124,8 @@ class Pool:
 
 
 class OpenModel:
-    """A model's slots: its engine and forks of it.
-
-    `close` closes an engine that is owned, and restores the drafter of any other.
-    """
+    """A model's slots: its engine and forks of it. `close` closes an engine that is owned, and
+    restores the drafter of any other."""
 
     def __init__(
         self,
@@ -140,10 +136,8 @@ class OpenModel:
         *,
         is_owned: bool,
     ) -> None:
-        """forecast: of the model's memory.
-
-        Raises EdgeSpecError if a slot cannot be opened, after closing an engine that is owned.
-        """
+        """forecast: of the model's memory. Raises EdgeSpecError if a slot cannot be opened, after
+        closing an engine that is owned."""
         self.name = name
         self.engine = engine
         self.drafter = engine.drafter
@@ -253,10 +247,8 @@ class ServerAnswer:
             self.ended.result()
 
     async def events(self) -> AsyncIterator[list[Round]]:
-        """Yield the rounds since the last time, or an empty list after QUIET_S without one.
-
-        Raises what ended the answer early.
-        """
+        """Yield the rounds since the last time, or an empty list after QUIET_S without one. Raises
+        what ended the answer early."""
         while True:
             ended = self.ended.done()  # checked before taking events: none comes after the end
             events = [self._events.popleft() for _ in range(len(self._events))]

@@ -144,7 +144,6 @@ def _add_page(app: FastAPI) -> None:
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    """Return the response to a request that was refused or failed."""
     path = request.scope["path"]
     if isinstance(error, RequestValidationError):
         faults = [{**each, "loc": each["loc"][1:]} for each in error.errors()]

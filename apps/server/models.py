@@ -247,11 +247,8 @@ class Models:
         return None
 
     async def _make_room(self, model: ServedModel, forecast: Forecast | None) -> None:
-        """Return when there is room for the model.
-
-        Close idle models first. If that is not enough, wait until another becomes idle. Raises
-        ApiError if nobody waits for the model any more.
-        """
+        """Return when there is room for the model. Close idle models first. If that is not enough,
+        wait until another becomes idle. Raises ApiError if nobody waits for the model any more."""
         while (must := not self._has_room(forecast)) or not (
             forecast is None or fits_free_memory(forecast)
         ):

@@ -21,9 +21,7 @@ _SEEDS = 2**64
 
 def read(model: OpenModel, request: Request) -> Work:
     """Return the work that a request asks of a model. Changes nothing, so any thread may call it.
-
-    Raises EdgeSpecError, ApiError, UnicodeEncodeError.
-    """
+    Raises EdgeSpecError, ApiError, UnicodeEncodeError."""
     if request.messages:
         return _chat(model, request)
     prompts: list[Sequence[int]]
@@ -81,9 +79,7 @@ def _chat_grammar(
 
 def _require_read(model: OpenModel, request: Request) -> None:
     """Raises ApiError for a template variable that is set but that the template does not read.
-
-    Variables for thoughts are exempt, as models that cannot think may be asked to.
-    """
+    Variables for thoughts are exempt, as models that cannot think may be asked to."""
     given = request.prompt_options.get("template_kwargs", {}).items()
     asked = {name for name, value in given if value and name not in _OF_THOUGHTS}
     for name in sorted(asked - model.engine.parts.text.template_variables) if asked else ():

@@ -398,9 +398,7 @@ class ResponsesReply(PartsReply):
 
     def _finish(self, *, is_complete: bool, is_cut: bool) -> str:
         """End the open item. A complete answer gets a message or call, which clients look for.
-
-        is_cut: the answer ended within a call.
-        """
+        is_cut: the answer ended within a call."""
         told = ""
         if is_complete and self.open in (None, PartKind.REASONING):
             told = self.begin_part(PartKind.TEXT)

@@ -30,10 +30,8 @@ _log = logging.getLogger(__name__)
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
-    """Return listening sockets, the first with the port. Raises DeviceError.
-
-    For localhost listen on ::1, too: some clients know only that address, or wait for it first.
-    """
+    """Return listening sockets, the first with the port. Raises DeviceError. For localhost listen
+    on ::1, too: some clients know only that address, or wait for it first."""
     try:
         opened = [_listen(host, port)]
     except OSError as error:
@@ -56,10 +54,8 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 class _Server(uvicorn.Server):
-    """Ends by a signal, giving running answers a grace period.
-
-    model: the first one's name. interrupted: a SIGINT came.
-    """
+    """Ends by a signal, giving running answers a grace period. model: the first one's name.
+    interrupted: a SIGINT came."""
 
     def __init__(
         self, models: Models, options: ServerOptions, sockets: list[socket.socket]

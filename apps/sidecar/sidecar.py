@@ -457,10 +457,8 @@ class Wire:
             os.dup2(nothing.fileno(), 0)
 
     def read(self) -> bytes | None:
-        """Return the next line without its newline, or None at the end of input.
-
-        Of a line that is too long, return only its first MAX_LINE_BYTES + 1 bytes.
-        """
+        """Return the next line without its newline, or None at the end of input. Of a line that is
+        too long, return only its first MAX_LINE_BYTES + 1 bytes."""
         with suppress(OSError):  # the terminal went away
             line = end = self._source.readline(MAX_LINE_BYTES + 1)
             while end and not end.endswith(b"\n"):
@@ -470,10 +468,8 @@ class Wire:
         return None
 
     def send(self, message: dict[str, Any]) -> None:
-        """Write a message as one line. Blocks while the other side does not read.
-
-        ASCII, so that no reader splits it at one of Unicode's line separators.
-        """
+        """Write a message as one line. Blocks while the other side does not read. ASCII, so that no
+        reader splits it at one of Unicode's line separators."""
         left = memoryview(json.dumps(message, allow_nan=False).encode("ascii") + b"\n")
         try:
             with self._lock:

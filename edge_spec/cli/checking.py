@@ -285,10 +285,8 @@ def _measure(
 def _sample(
     engine: Engine, greedy: BenchMeasurement, per_category: int
 ) -> SampledMeasurement | None:
-    """Answer the first prompts of each category with the model's recommended chat sampling.
-
-    Return None if that sampling is greedy.
-    """
+    """Answer the first prompts of each category with the model's recommended chat sampling. Return
+    None if that sampling is greedy."""
     from edge_spec.core.recommended_sampling import sampling_source, sampling_text
     from edge_spec.diagnostics.bench.measuring import SampledMeasurement, measure, own_sides
     from edge_spec.diagnostics.bench.report import by_category

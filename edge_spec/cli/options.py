@@ -64,11 +64,8 @@ _OF_NO_DRAW = ("max_tokens", "reasoning")  # not part of SamplingParams
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """How the next token is chosen and how long an answer may be.
-
-    None: greedy for `generate`; in conversations the sampling that the model's makers recommend,
-    else edge-spec's own.
-    """
+    """How the next token is chosen and how long an answer may be. None: greedy for `generate`; in
+    conversations the sampling that the model's makers recommend, else edge-spec's own."""
 
     max_tokens: int | None = _sampling(
         "Most tokens of an answer.  [default: 512, and 3584 for a thought]"

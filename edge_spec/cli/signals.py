@@ -23,9 +23,7 @@ READER_LEFT = _BY_SIGNAL + 13  # SIGPIPE, which Windows lacks and Python ignores
 
 class EndSignals:
     """Turn the first signal into KeyboardInterrupt, so that files and processes are cleaned up.
-
-    Then restore the system's handlers, so that a further signal ends even a process that hangs.
-    """
+    Then restore the system's handlers, so that a further signal ends even a process that hangs."""
 
     def __init__(self) -> None:
         self._came: int | None = None
@@ -83,10 +81,8 @@ class EndSignals:
 
 
 def prepare_streams() -> None:
-    """Replace closed standard streams by empty ones, and let the others print any text.
-
-    Otherwise the next opened files would get their numbers, and libraries would print into them.
-    """
+    """Replace closed standard streams by empty ones, and let the others print any text. Otherwise
+    the next opened files would get their numbers, and libraries would print into them."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         with suppress(OSError):
             os.fstat(number)

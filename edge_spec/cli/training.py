@@ -103,11 +103,8 @@ def forget(model: _Model = None, json: options.Json = False) -> None:
 
 
 def _kept(model: str | None) -> tuple[list[Path], list[Path]]:
-    """Return folders of --learn and files of --remember, of `model` or of all for None.
-
-    A model is named by its own name or its folder's or file's. Raises UsageError if nothing is
-    kept of it.
-    """
+    """Return folders of --learn and files of --remember, of `model` or of all for None. A model is
+    named by its own name or its folder's or file's. Raises UsageError if nothing is kept of it."""
     from edge_spec.distill.idle_learning import kept_folders
     from edge_spec.drafters.lookup import answers
 
