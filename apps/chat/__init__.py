@@ -1,4 +1,4 @@
-"""The terminal conversation after `edge-spec chat`."""
+"""The terminal conversation of `edge-spec chat`."""
 
 from edge_spec.apps.chat.repl import run
 

@@ -1,5 +1,4 @@
-"""Lines that begin with a slash: one table, of which help, completion and docs are made, and what
-the commands show of answers."""
+"""Slash commands, in one table from which help, completion and docs are made, and their output."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ Ctrl-C stops an answer and keeps what came; twice at an empty line leaves.
 Alt-Enter begins a new line, Tab completes, Ctrl-R searches what you typed before."""
 _NO_ANSWER = "No answer yet."
 
-# Of tokens: style, what stands around one where there are no colours, and what it means.
+# Origins of tokens: style, brackets to use without colours, meaning.
 _ORIGINS = {
     "plain": ("", "", "", "written without a draft token"),
     "accepted": ("green", "[", "]", "drafted, and right"),
@@ -39,7 +38,7 @@ _ORIGINS = {
 
 @dataclass(frozen=True)
 class CommandAnswer:
-    """A message that the model is to answer; again: in place of the last one."""
+    """A message for the model to answer. again: in place of the last one."""
 
     text: str
     again: bool = False
@@ -54,25 +53,24 @@ Outcome = RenderableType | CommandAnswer | Leave
 
 @dataclass(frozen=True)
 class Command:
-    usage: str  # as help shows it: the name, then the argument
+    usage: str  # as help shows it: name, then argument
     help: str
     act: Callable[[ChatConversation, str], Outcome]
-    during_answer: bool = False  # it may also be carried out while one is written
-    takes_path: bool = False  # and takes long: another thread does it, and the line stays alive
+    during_answer: bool = False  # allowed while an answer is being written
+    takes_path: bool = False  # and is slow, so another thread runs it and the line stays usable
 
     @property
     def name(self) -> str:
         return self.usage.partition(" ")[0]
 
     def choices(self, talk: ChatConversation) -> list[str]:
-        """Return the words that the argument may be."""
         words = self.usage.partition(" ")[2].strip("[]").split("|")
         drafters = talk.engine.drafters if self.act is _draft else []
         return [*filter(str.islower, words), *drafters]
 
 
 def run_command(conversation: ChatConversation, line: str) -> Outcome:
-    """Carry the line out. Raises EdgeSpecError, OSError without a change of the conversation."""
+    """Run a command. If it raises EdgeSpecError or OSError, the conversation is unchanged."""
     name, _, argument = line.strip().partition(" ")
     command = find(name)
     if command is None:
@@ -99,7 +97,6 @@ def _draft(talk: ChatConversation, argument: str) -> Outcome:
 
 
 def _tokens(talk: ChatConversation, argument: str) -> Outcome:
-    """Show the answer with each token marked by its origin, and a legend with counts."""
     if talk.last is None:
         return _NO_ANSWER
     has_colours = talk.is_terminal and not os.environ.get("NO_COLOR")  # https://no-color.org
@@ -225,7 +222,7 @@ COMMANDS = (
 
 
 def stats_text(result: GenerationResult, sampling: str) -> str:
-    """sampling: how the answer was drawn, in words."""
+    """Return the figures of an answer as lines. sampling: describes how it was drawn."""
     stats = result.stats
     lines = [f"{stats.predicted_per_second:.1f} tokens/s over {stats.predicted_n} tokens"]
     if stats.speedup is not None:
@@ -259,7 +256,7 @@ def stats_text(result: GenerationResult, sampling: str) -> str:
 
 
 def _promise(stats: Stats) -> str:
-    """Tell how greedy texts relate to plain decoding, and what that costs."""
+    """Say how greedy output relates to plain decoding, and what that costs."""
     line = f"with and without drafting: {stats.lossless}"
     if stats.plain_width > 1:
         line += (

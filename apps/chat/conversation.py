@@ -1,5 +1,7 @@
-"""A conversation with one model: what was said, its engine, how an answer is stopped, and files: a
-snapshot of everything, or the messages alone as JSON."""
+"""A conversation with one model: its messages, its engine, and saving and loading it.
+
+A saved file is a snapshot of everything, or JSON with only the messages.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,13 @@ if TYPE_CHECKING:
     from edge_spec.cli.options import SamplingOptions
     from edge_spec.text.parts.answer_form import Reasoning
 
-# "role", "content" and, of an answer, what was thought before it, "reasoning_content", which the
-# model's template shows again or leaves out.
+# "role", "content", and for an answer with a thought "reasoning_content". The model's template
+# decides whether later prompts show that thought.
 Message = dict[str, str]
-Report = Callable[[str, float], None]  # what is being done, and how much of it is
+Report = Callable[[str, float], None]  # what is being done, and the fraction done
 OnChunk = Callable[["Chunk"], None]
 CountTokens = Callable[[Sequence[Message]], int]
-# Opens a model as the command line's options say; without a report, progress is shown on stderr.
+# Opens a model with the command line's options; without a report, stderr shows progress.
 Opener = Callable[[str, "Report | None"], "Engine"]
 _ROLES = ("system", "user", "assistant")
 _THOUGHT = "reasoning_content"
@@ -34,13 +36,14 @@ _THOUGHT = "reasoning_content"
 def num_to_leave_out(
     messages: Sequence[Message], count_tokens: CountTokens, context_length: int, answer_tokens: int
 ) -> int:
-    """Return how many of the oldest messages to leave out, not counting a system message at the
-    beginning, which stays. 0 if an answer of `answer_tokens`, or of a quarter of the context if
-    that is less, has room, and if the last turn alone is too long.
+    """Return how many of the oldest messages prompts should leave out, not counting a system
+    message at the start, which stays.
 
-    Whole turns go, from a message of the user to the next one, until half of the context is free:
-    the shorter prompt is read again, since tokens that are moved within a KV cache would have other
-    scores than plain decoding gives them. count_tokens: of the prompt that messages make.
+    0 if the answer has room, which means `answer_tokens` or a quarter of the context, whichever is
+    less. Otherwise drop whole turns, each from one user message to the next, until half of the
+    context is free. The shorter prompt is prefilled again: tokens moved within a KV cache would
+    score differently than in plain decoding. The last turn stays if it fits the context alone; if
+    not, return 0. count_tokens: of the prompt made from messages.
     """
     if count_tokens(messages) + min(answer_tokens, context_length // 4) <= context_length:
         return 0
@@ -55,35 +58,35 @@ def num_to_leave_out(
 
 
 class ChatConversation:
-    """`said` is what user and assistant said, of which prompts leave the `left_out` oldest messages
-    out; `last` the latest answer, `last_sampling` how it was drawn, in words, `running` the growing
-    one.
+    """The messages of a conversation, the open model and the latest answer.
 
-    Its methods are called by one thread at a time; `stop.request` and, during an answer,
-    `set_drafter` by any.
+    said: messages of user and assistant; prompts skip the first `left_out` of them. last: the
+    latest answer. last_sampling: describes how it was drawn. running: the answer being written.
+    One thread at a time calls the methods; any may call `stop.request`, and during an answer
+    `set_drafter`.
     """
 
     def __init__(
         self, opener: Opener, model: str, asked: SamplingOptions, system: str | None
     ) -> None:
-        """asked: goes before what the model's makers recommend. Raises EdgeSpecError where the
+        """asked: takes precedence over the makers' recommendation. Raises EdgeSpecError if the
         model cannot be opened."""
         self.model = model
         self.system = system
         self.said: list[Message] = []
         self.left_out = 0
-        self.turns: list[dict[str, Any]] = []  # of --json
+        self.turns: list[dict[str, Any]] = []  # for --json
         self.last: GenerationResult | None = None
         self.last_sampling = ""
         self.running: GenerationResult | None = None
-        self.reading = ""  # how far the prompt of the running answer is read, where it is long
-        self.plain_per_second: float | None = None  # as the latest answers measured it
-        self.is_plain = False  # Markdown is shown as it was written
-        self.is_terminal = False  # where it is shown
-        self.report: Report | None = None  # of a model that is opened; None: on stderr
+        self.reading = ""  # percentage of the prompt that is prefilled
+        self.plain_per_second: float | None = None  # measured by the latest answers
+        self.is_plain = False
+        self.is_terminal = False
+        self.report: Report | None = None  # progress of opening a model; None: on stderr
         self.stop = Stop()
-        self.files: set[Path] = set()  # that hold it, which may be written again
-        # Whether answers begin with a thought, or how long it may be.
+        self.files: set[Path] = set()  # saved to or loaded from, so /save may overwrite them
+        # Whether answers begin with a thought, or its budget in tokens.
         self.reasoning: Reasoning = read_reasoning(asked.reasoning)
         self._opener = opener
         self._asked = asked
@@ -95,7 +98,6 @@ class ChatConversation:
 
     @property
     def answering(self) -> ChatOptions:
-        """Return the options of answers of the open model."""
         limit = self._asked.max_tokens
         if limit is None:
             form = self.engine.parts.text.answer_form((), reasoning=self.reasoning)
@@ -107,13 +109,13 @@ class ChatConversation:
         return [*self._opening, *self.said]
 
     def messages_for(self, text: str, *, again: bool = False) -> list[Message]:
-        """Return the messages of the prompt for a new message, or for the last one again. Raises
-        UsageError where there is none."""
+        """Return the prompt's messages for a new message, or with `again` for the last one. Raises
+        UsageError if `again` and there is none."""
         return [*self._opening, *self._until(text, again)[self.left_out :]]
 
     def make_room(self, text: str, *, again: bool = False) -> str | None:
-        """Leave the oldest turns out of prompts from now on where the answer to this message would
-        not fit, and return what to tell the user then. Raises EdgeSpecError."""
+        """Drop the oldest turns from prompts if the answer would not fit. Return a note for the
+        user if any were dropped. Raises EdgeSpecError."""
         engine = self.engine
         more = num_to_leave_out(
             self.messages_for(text, again=again),
@@ -130,10 +132,10 @@ class ChatConversation:
         )
 
     def answer(self, text: str, on_chunk: OnChunk, *, again: bool = False) -> GenerationResult:
-        """Add the message and its answer, of which what came stays where it is stopped or fails.
-        Raises EdgeSpecError.
+        """Answer a message and add both to the conversation.
 
-        again: in place of the last message and its answer.
+        What was written stays if the answer is stopped or fails. again: replaces the last message
+        and its answer. Raises EdgeSpecError.
         """
         said, messages = self._until(text, again), self.messages_for(text, again=again)
         generation = self.engine.chat(messages, stream=True, **self.answering)
@@ -165,12 +167,12 @@ class ChatConversation:
         self.turns.append({"prompt": prompt, "left_out": self.left_out, **result.to_dict()})
 
     def last_prompt(self) -> str:
-        """Return the last message of the user. Raises UsageError where there is none."""
+        """Raises UsageError if there is none."""
         return self.said[self._last_asked()]["content"]
 
     def take_back(self) -> str:
-        """Drop the last message of the user with what followed it, and return its text. Raises
-        UsageError where there is none."""
+        """Drop the user's last message and what follows it, and return its text. Raises UsageError
+        if there is none."""
         text = self.last_prompt()
         self.said = self.said[: self._last_asked()]
         self.left_out = min(self.left_out, len(self.said))
@@ -180,7 +182,7 @@ class ChatConversation:
         self.said, self.left_out = [], 0
 
     def take_over(self, messages: list[Message]) -> None:
-        """Replace the conversation by these messages; the first may be the system's."""
+        """Replace the conversation by these messages; the first may be a system message."""
         self.system = None
         if messages and messages[0]["role"] == "system":
             self.system = messages[0]["content"]
@@ -189,7 +191,7 @@ class ChatConversation:
         self.last = None
 
     def open(self, model: str) -> None:
-        """Switch to another model. Raises EdgeSpecError, and then keeps the present one."""
+        """Switch to another model. Raises EdgeSpecError, keeping the present one."""
         engine = self._opener(model, self.report)
         self.engine.close()
         self.engine, self.model = engine, model
@@ -202,12 +204,11 @@ class ChatConversation:
         return [{"role": "system", "content": self.system}] if self.system else []
 
     def _until(self, text: str, again: bool) -> list[Message]:
-        """Return what was said up to a message, and the message."""
         said = self.said[: self._last_asked()] if again else self.said
         return [*said, {"role": "user", "content": text}]
 
     def _last_asked(self) -> int:
-        """Return the index in `said` of the user's last message. Raises UsageError without one."""
+        """Return the last user message's index in `said`. Raises UsageError if there is none."""
         asked = [index for index, message in enumerate(self.said) if message["role"] == "user"]
         if not asked:
             raise UsageError("nothing was asked yet", remedy="Type a message first.")
@@ -215,16 +216,16 @@ class ChatConversation:
 
 
 def save(conversation: ChatConversation, path: Path) -> str:
-    """Write the messages to a .json file, or else a snapshot, which only this model can continue,
-    but at once; return what was written. Raises EdgeSpecError, OSError.
+    """Save to a file and return a message for the user. Raises EdgeSpecError, OSError.
 
-    Replaces only a file that this conversation was saved to or loaded from.
+    A .json file gets only the messages; any other a snapshot, which only this model can continue,
+    but without a prefill. Overwrite only files that this conversation was saved to or loaded from.
     """
     if path.exists() and path.resolve() not in conversation.files:
         raise UsageError(f"{path} exists", remedy="Choose another name, or delete it first.")
     note = {"messages": conversation.messages}
     if path.suffix == ".json":
-        with atomic_file(path, 0o600) as work:  # it is somebody's conversation
+        with atomic_file(path, 0o600) as work:  # conversations are private
             work.write_text(json.dumps(note, ensure_ascii=False, indent=1), encoding="utf-8")
     else:
         conversation.engine.snapshot(path, note)
@@ -232,7 +233,8 @@ def save(conversation: ChatConversation, path: Path) -> str:
 
 
 def load(conversation: ChatConversation, path: Path) -> str:
-    """Replace the conversation by a saved one. Raises EdgeSpecError, OSError without a change."""
+    """Replace the conversation by a saved one. If it raises EdgeSpecError or OSError, nothing has
+    changed."""
     if path.suffix == ".json":
         try:
             note: Any = json.loads(path.read_text(encoding="utf-8"))
@@ -245,7 +247,7 @@ def load(conversation: ChatConversation, path: Path) -> str:
 
 
 def _read_messages(note: Any, path: Path) -> list[Message]:
-    """Raises UsageError for what `save` does not write."""
+    """Raises UsageError for anything but what `save` writes."""
     messages = note.get("messages") if isinstance(note, dict) else None
     if not isinstance(messages, list):
         raise _no_conversation(path, 'it has no "messages"')

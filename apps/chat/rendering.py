@@ -1,4 +1,4 @@
-"""What is shown in a terminal: text in which nothing can command it, and an answer as it grows."""
+"""What a terminal shows: text that cannot command it, and an answer as it grows."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from edge_spec import PartKind
 if TYPE_CHECKING:
     from edge_spec.text.parts.part import CallHead
 
-# Control characters, and those that turn the direction of the text after them (Boucher and
-# Anderson 2021, Trojan Source). U+2400 is the picture of U+0000, and so on.
+# Control characters, and those that change the text's direction (Boucher and Anderson 2021, Trojan
+# Source). U+2400 is the picture of U+0000, and so on.
 _VISIBLE: dict[int, str] = {
     **{code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\t\n"},
     0x7F: "\u2421",
@@ -32,16 +32,16 @@ _VISIBLE: dict[int, str] = {
 }
 _LEAST_WIDTH = 8
 _MOST_LEVELS = 16
-_LEVEL_CELLS = 4  # at most, that a level takes of the width
+_LEVEL_CELLS = 4  # most cells that a nesting level takes from the width
 _PARSER = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])
-# Definitions of links and addresses of images would disappear.
+# These would hide link definitions and image addresses.
 _PARSER.disable(["reference", "image"])
 _FENCES = ("```", "~~~")
 
 
 def harmless(text: str) -> str:
-    """Replace characters that could command a terminal by visible ones. Neither model output nor
-    names in files are to be trusted."""
+    """Replace characters that could command a terminal by visible ones. Trust neither model output
+    nor names in files."""
     return text.replace("\r\n", "\n").translate(_VISIBLE)
 
 
@@ -50,12 +50,12 @@ def dim(text: str) -> Text:
 
 
 def paint(shown: RenderableType, width: int) -> str:
-    """Return lines of at most `width` cells, with escape sequences for styles alone."""
+    """Return lines of at most `width` cells; the only escape sequences are styles."""
     return _painted(shown, width, styled=True)
 
 
 def plain(shown: RenderableType, width: int = 80) -> str:
-    """Return text without escape sequences; a str is not wrapped."""
+    """Return text without escape sequences. A str is not wrapped."""
     if isinstance(shown, str):
         return harmless(shown) + "\n"
     return _painted(shown, width, styled=False)
@@ -73,7 +73,7 @@ def _painted(shown: RenderableType, width: int, *, styled: bool) -> str:
         emoji=False,
     )
     rendered = console.render(Text(shown) if isinstance(shown, str) else shown)
-    # Whatever `shown` is made of, its text passes here. A link would be a sequence of its own.
+    # All text passes here, whatever `shown` is. Links are removed: they are escape sequences.
     safe = [
         Segment(harmless(text), style and style.update_link(None))
         for text, style, control in rendered
@@ -85,26 +85,26 @@ def _painted(shown: RenderableType, width: int, *, styled: bool) -> str:
 
 
 class AnswerView:
-    """Text is pushed by one thread while another takes blocks and draws the rest.
+    """A growing answer. One thread pushes text while another takes blocks and draws the rest.
 
-    Blocks are those of Markdown (paragraphs, lists, code), or with `is_plain` lines. A thought is
-    one block, which appears once it has ended, folded to a line; a call is one, too.
+    A block is one of Markdown (paragraph, list, code), or a line if `is_plain`. A thought is one
+    block, folded to a line once it has ended. A tool call is one block, too.
     """
 
     def __init__(self, is_plain: bool = False, fold: Callable[[], str] = lambda: "thought") -> None:
-        """fold: gives the line for the thought that has ended."""
+        """fold: returns the line to show for a finished thought."""
         self._is_plain = is_plain
         self._fold = fold
         self._lock = Lock()
-        self._blocks: list[RenderableType] = []  # before the rest: finished, and not taken yet
+        self._blocks: list[RenderableType] = []  # finished, before the rest, not yet taken
         self._kind = PartKind.TEXT  # of the rest
-        self._call = ""  # whose arguments the rest is
+        self._call = ""  # name of the call whose arguments are in the rest
         self.rest = ""
         self._painted: tuple[str, int, int, PartKind] = "", 0, 0, PartKind.TEXT
         self._fragments: StyleAndTextTuples = []
 
     def push(self, text: str, kind: PartKind = PartKind.TEXT, call: CallHead | None = None) -> None:
-        """call: with the first piece of each call."""
+        """call: given with the first piece of each call."""
         with self._lock:
             if kind is not self._kind or call is not None:
                 self._end()
@@ -112,7 +112,7 @@ class AnswerView:
             self.rest += text
 
     def take(self) -> RenderableType | None:
-        """Take the blocks that no further text can change out of the rest."""
+        """Take the finished blocks, which no further text can change."""
         with self._lock:
             if self._kind is PartKind.TEXT:
                 last = self.rest.rfind("\n") + 1 if self._is_plain else finished_length(self.rest)
@@ -122,13 +122,12 @@ class AnswerView:
             return self._taken()
 
     def take_all(self) -> RenderableType | None:
-        """Take all that is left; None where that is nothing but spaces."""
+        """Take all that is left; None if that is only whitespace."""
         with self._lock:
             self._end()
             return self._taken()
 
     def _end(self) -> None:
-        """Make a block of the rest."""
         text, self.rest = self.rest, ""
         if self._call:
             self._blocks.append(shown_call(self._call, text))
@@ -163,19 +162,19 @@ class AnswerView:
 
 
 def shown_call(name: str, arguments: str) -> RenderableType:
-    """Show a call of a tool, its arguments one a line where they are complete."""
+    """Render a tool call, with its arguments indented if they are complete."""
     with suppress(ValueError, RecursionError):
         arguments = json.dumps(json.loads(arguments), indent=2, ensure_ascii=False)
     return Group(Text(harmless(f"Call of {name}"), "bold"), Text(harmless(arguments)))
 
 
 def shown_text(text: str, is_plain: bool) -> RenderableType:
-    safe = harmless(text)  # here, too, so that lines are broken where they will be
+    safe = harmless(text)  # before wrapping, as replacements may differ in width
     return Text(safe) if is_plain else ShownMarkdown(safe)
 
 
 def finished_length(text: str) -> int:
-    """Return the characters before the last Markdown block, which more text may continue."""
+    """Return how many characters precede the last Markdown block, which more text may continue."""
     starts = [token.map[0] for token in _PARSER.parse(text) if token.level == 0 and token.map]
     if not starts or starts[-1] == 0:
         return 0
@@ -183,7 +182,7 @@ def finished_length(text: str) -> int:
 
 
 class FoldingTable(TableElement):
-    """A table in which long words are broken rather than cut."""
+    """A table that breaks long words rather than cutting them."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for table in super().__rich_console__(console, options):
@@ -194,8 +193,8 @@ class FoldingTable(TableElement):
 
 
 class ShownMarkdown(Markdown):
-    """Markdown as the terminal can show it: no part of the text is left out, HTML and addresses of
-    links are shown as they are, and lines end where the text's do."""
+    """Markdown for a terminal that hides no part of the text. HTML and link addresses are shown as
+    written, and lines break where the text's do."""
 
     elements: ClassVar = {**Markdown.elements, "table_open": FoldingTable}
 
@@ -210,18 +209,18 @@ class ShownMarkdown(Markdown):
                     child.type = "hardbreak"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        # The parser leaves out what is too deep for it, the renderer what has no width left.
+        # The parser drops what is nested too deeply, the renderer what has no width left.
         if self._depth > min(_MOST_LEVELS, options.max_width // _LEVEL_CELLS - 2):
             yield Text(self.markup)
             return
         try:
             yield from list(super().__rich_console__(console, options))
-        except Exception:  # text of a model may be of any form, and has to be shown
+        except Exception:  # a model may write anything, and all of it must be shown
             yield Text(self.markup)
 
 
 def _end_of(text: str, rows: int) -> str:
-    """Return the last lines of a block; those of code remain code."""
+    """Return the last lines of a block; those of code stay code."""
     lines = text.split("\n")
     if len(lines) <= rows:
         return text

@@ -1,4 +1,4 @@
-"""Reads messages, streams answers, obeys /commands; in a terminal or through pipes."""
+"""Read messages, stream answers and run /commands, in a terminal or through pipes."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 def talk_in_lines(conversation: ChatConversation, *, as_json: bool) -> None:
-    """Take each line of standard input as a message or a command until /quit or its end.
+    """Take each line of standard input as a message or command, until /quit or the end of input.
 
-    as_json: print one document at the end and nothing else. Raises EdgeSpecError for a message that
-    cannot be answered, unless a person is there to type another.
+    as_json: print only one document, at the end. Raises EdgeSpecError if a message cannot be
+    answered, unless input comes from a terminal, where the user can type another.
     """
     for line in iter(_read_line, ""):
         text = line.strip()
@@ -61,7 +61,7 @@ def _read_line() -> str:
 
 
 def _command(conversation: ChatConversation, line: str, as_json: bool) -> bool:
-    """Return whether the line ends the conversation."""
+    """Return True if the line ends the conversation."""
     try:
         outcome = run_command(conversation, line)
     except (EdgeSpecError, OSError) as error:
@@ -74,8 +74,7 @@ def _command(conversation: ChatConversation, line: str, as_json: bool) -> bool:
 
 
 def _answer(conversation: ChatConversation, message: CommandAnswer, as_json: bool) -> None:
-    """A pipe gets the text alone; a terminal that cannot be drawn over is shown finished lines, and
-    of a thought its time."""
+    """A pipe gets only the text; a terminal gets finished lines, and a thought's duration."""
     view = AnswerView(is_plain=True, fold=lambda: _thought(conversation))
     is_terminal = sys.stdout.isatty()
 
@@ -146,6 +145,6 @@ def run(
 
 
 def _is_terminal() -> bool:
-    """Return whether lines can be drawn over."""
+    """Return True if lines can be drawn over."""
     is_dumb = os.environ.get("TERM", "").lower() in ("dumb", "unknown")
     return sys.stdin.isatty() and sys.stdout.isatty() and not is_dumb

@@ -1,4 +1,4 @@
-"""The conversation in a terminal: an answer is written above while the input line stays alive."""
+"""The conversation in a terminal: answers appear above an input line that stays usable."""
 
 from __future__ import annotations
 
@@ -41,24 +41,24 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-# Drawing takes the interpreter from the model, 10 ms a time on a slow core: it may have this share
-# of the time.
+# Drawing holds the interpreter lock that the model needs, for 10 ms each time on a slow core. Limit
+# it to this share of the time.
 _SHARE = 0.03
 _MIN_REDRAW_S, _MAX_REDRAW_S = 0.1, 0.5
 _PROMPT = "> "
-_SEPARATOR = " | "  # in the footer
+_SEPARATOR = " | "
 _MAX_HISTORY_BYTES = 1_000_000
 _MENU_ROWS = 4
-_THOUGHT_ROWS = 10  # at most, that one line will take the place of
-_ROWS_BELOW = _MENU_ROWS + 2  # input, menu and footer, which the end of an answer leaves free
+_THOUGHT_ROWS = 10  # at most, as one line replaces them at the end
+_ROWS_BELOW = _MENU_ROWS + 2  # kept free for input, menu and footer
 _STYLE = Style([("bottom-toolbar", "noreverse")])
 _WAIT = "Goes when this has ended; Ctrl-C ends it."
 _LEAVE = "Ctrl-C again, or Ctrl-D, leaves."
 
 
 def footer(conversation: ChatConversation, note: str, width: int) -> str:
-    """Return as many figures of the running or last answer as fit into `width` cells, the most
-    telling first. note: precedes them."""
+    """Return `note` and the running or last answer's main figures, as many as fit into `width`
+    cells."""
     parts = [note] if note else []
     running = conversation.running
     result = running or conversation.last
@@ -89,7 +89,7 @@ def footer(conversation: ChatConversation, note: str, width: int) -> str:
 
 
 class CommandCompleter(Completer):
-    """Commands, their choices (of several joined by commas the last one) and paths."""
+    """Completes commands, their choices (the last one of a comma-separated list) and paths."""
 
     def __init__(self, conversation: ChatConversation) -> None:
         self._conversation = conversation
@@ -115,7 +115,7 @@ class CommandCompleter(Completer):
 
 
 class OwnHistory(FileHistory):
-    """A file that nobody else reads; where it cannot be written, typing goes on without."""
+    """A history in a private file. If that cannot be written, typing goes on without it."""
 
     def store_string(self, string: str) -> None:
         with suppress(OSError):
@@ -123,8 +123,8 @@ class OwnHistory(FileHistory):
 
 
 def open_history() -> History:
-    """Open the history of all conversations, in memory where no file can be written. One that has
-    become long begins anew."""
+    """Open the history that all conversations share, or one in memory if no file can be written. A
+    file above _MAX_HISTORY_BYTES is deleted first."""
     path = cache_directory() / "chat-history"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -137,18 +137,18 @@ def open_history() -> History:
 
 
 class Terminal:
-    """The event loop draws and reads keys; one other thread uses the engine."""
+    """Draws and reads keys in the event loop; one other thread uses the engine."""
 
     def __init__(self, conversation: ChatConversation) -> None:
         self._conversation = conversation
         conversation.is_terminal, conversation.report = True, self._report
-        self._view: AnswerView | None = None  # of the answer that is being written
+        self._view: AnswerView | None = None  # of the running answer
         self._work: asyncio.Task[None] | None = None
-        self._note = ""  # in the footer
-        self._is_held = False  # the line was entered, and waits for the end of the work
+        self._note = ""
+        self._is_held = False  # the line was entered during work and will be sent after it
         self._leaving = False
-        self._unfold_hint = "; /thoughts shows it"  # the first time
-        self._error: BaseException | None = None  # that ends the session
+        self._unfold_hint = "; /thoughts shows it"
+        self._error: BaseException | None = None  # ended the session
         self._worker = ThreadPoolExecutor(1)
         self._session: PromptSession[str] = PromptSession(
             self._above_and_prompt,
@@ -163,16 +163,16 @@ class Terminal:
         self._session.default_buffer.on_text_changed += lambda buffer: self._let_go()
 
     def talk(self) -> None:
-        """Talk until /quit, Ctrl-D or Ctrl-C twice. Raises what is no EdgeSpecError or OSError."""
+        """Talk until /quit, Ctrl-D or Ctrl-C twice. Raises errors that are unexpected."""
         try:
-            with patch_stdout():  # warnings, too, appear above the input
+            with patch_stdout():  # shows warnings above the input, too
                 asyncio.run(self._talk())
         finally:
             self._conversation.stop.request()
             self._worker.shutdown()
 
     async def _talk(self) -> None:
-        with suppress(NotImplementedError):  # on Windows it comes as a key only
+        with suppress(NotImplementedError):  # on Windows Ctrl-C comes only as a key
             asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._interrupt)
         while not self._leaving:
             try:
@@ -181,17 +181,17 @@ class Terminal:
                 )
             except EOFError:
                 break
-            # A stray byte in a paste is no character, and could not be written to a file.
+            # A stray byte in a paste is a surrogate, which could not be written to a file.
             await self._take(line.encode("utf-8", "replace").decode("utf-8").strip())
         self._conversation.stop.request()
         if self._work is not None:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # what hangs is left all the same
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # lets Ctrl-C end work that hangs
             await self._work
         if self._error is not None:
             raise self._error
 
     async def _take(self, text: str) -> None:
-        """Do what the line asks for, or begin it. Called where `_has_to_wait` is false."""
+        """Run the line, or begin to. Call only while `_has_to_wait` is false."""
         self._note = ""
         if not text.startswith("/"):
             if text:
@@ -215,7 +215,7 @@ class Terminal:
 
     async def _command(self, run: Callable[[], Outcome]) -> None:
         outcome = await self._following(run)
-        assert not isinstance(outcome, CommandAnswer | Leave)  # none that is long
+        assert not isinstance(outcome, CommandAnswer | Leave)  # no slow command returns these
         await self._show(outcome)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
@@ -254,11 +254,11 @@ class Terminal:
         await self._show(cut_thought(result))
 
     async def _following(self, work: Callable[[], Result]) -> Result:
-        """Have the worker do it; meanwhile print what is finished and draw the rest."""
+        """Run `work` in the worker; meanwhile print finished blocks and draw the rest."""
         done = asyncio.get_running_loop().run_in_executor(self._worker, work)
         wait_s = _MIN_REDRAW_S
         while not done.done():
-            begun_s = time.thread_time()  # of this thread, which draws and does nothing else
+            begun_s = time.thread_time()  # CPU time of this thread, which only draws
             await asyncio.wait({done}, timeout=wait_s)
             if self._view is not None:
                 await self._show(self._view.take())
@@ -268,8 +268,8 @@ class Terminal:
         return await done
 
     async def _show(self, block: RenderableType | None) -> None:
-        """Print it above the input, for good, with an empty line after it unless it is one line of
-        an answer that is shown as text."""
+        """Print a block above the input, with an empty line after it unless it is a plain answer's
+        line."""
         if block is None:
             return
         is_line = self._view is not None and self._conversation.is_plain
@@ -284,11 +284,10 @@ class Terminal:
 
     @property
     def _width(self) -> int:
-        """One less than there are, so that a line never wraps by itself."""
+        """One column less than there are, so that the terminal never wraps a line."""
         return self._session.output.get_size().columns - 1
 
     def _above_and_prompt(self) -> StyleAndTextTuples:
-        """The unfinished end of the answer, as much as there is room for, above the prompt."""
         view = self._view
         if view is None or not view.rest.strip() or self._session.app.is_done:
             return [("", _PROMPT)]
@@ -309,14 +308,14 @@ class Terminal:
         return self._session.default_buffer.text
 
     def _has_to_wait(self) -> bool:
-        """Return whether the typed line cannot be taken while the worker is at work."""
+        """Return True if the typed line cannot run while the worker is busy."""
         text = self._typed().strip()
         if self._work is None or not text:
             return False
         command = find(text.partition(" ")[0])
         if command is None or not command.during_answer:
             return True
-        # Drafters may be changed in an answer, not where one is opened.
+        # /draft works during an answer, but not while a model is being opened.
         return command.name == "/draft" and self._view is None
 
     def _keys(self) -> KeyBindings:
@@ -331,12 +330,12 @@ class Terminal:
         self._is_held, self._note = True, _WAIT
 
     def _let_go(self) -> None:
-        """A line that is changed is not sent by itself."""
+        """Keep a held line from being sent once it is edited."""
         if self._is_held:
             self._is_held, self._note = False, ""
 
     def _interrupt(self) -> None:
-        """Ctrl-C: stops an answer, else drops the line, else leaves at the second time."""
+        """Handle Ctrl-C: stop the answer, else clear the line, else leave at the second time."""
         if self._work is not None:
             self._conversation.stop.request()
             self._note = "Stopping."

@@ -1,4 +1,4 @@
-"""The web page in a window of its own, after `edge-spec desktop`."""
+"""The web page in its own window, for `edge-spec desktop`."""
 
 from edge_spec.apps.desktop.window import run
 

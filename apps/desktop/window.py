@@ -1,4 +1,4 @@
-"""A native window on a server of its own, both of which end together."""
+"""A native window with a server of its own; both end together."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from edge_spec.apps.server import RunningServer, ServerOptions
 from edge_spec.errors import DeviceError, MissingDependencyError
 
 _BROWSER_INSTEAD = "Run edge-spec serve and open its address in a browser."
-_CLOSING_S = 3.0  # for rounds in progress and models; nobody waits longer for a closed window
+_CLOSING_S = 3.0  # longest wait for rounds in progress and for models after the window is closed
 _OPENING = """<!doctype html><meta name="color-scheme" content="light dark"><title>edge-spec</title>
 <body style="display: grid; place-content: center; height: 90vh; font: 1.1rem system-ui">
 <p role="status">Opening {} …</p>"""
@@ -33,18 +33,19 @@ def run(
     title: str,
     options: ServerOptions | None = None,
 ) -> None:
-    """Show the window at once, with its page when the model is open; return when it is closed.
+    """Show the window at once, load its page once the model is open, and return when it is closed.
 
     announce: called with the model's name, the server's address and its port. Signals end the
-    process at once. Raises DeviceError where there is nothing to show a window on,
-    MissingDependencyError where no browser engine is installed, and what `open_engine` raises.
+    process at once. Raises DeviceError if there is no display or none that a browser engine can
+    use safely, MissingDependencyError if no browser engine is installed, and what `open_engine`
+    raises.
     """
     _require_a_display()
-    logging.getLogger("pywebview").setLevel(logging.CRITICAL)  # it logs what it raises, at length
+    logging.getLogger("pywebview").setLevel(logging.CRITICAL)  # it logs at length what it raises
     key = secrets.token_urlsafe(32)
     window = _create_window(title)
     closed = Event()
-    errors: list[Exception] = []  # for this thread to raise
+    errors: list[Exception] = []  # raised by the calling thread
 
     def serve() -> None:
         with open_engine() as engine:
@@ -53,7 +54,7 @@ def run(
                 return
             with RunningServer(engine, own) as server:
                 announce(engine.name, server.url, server.port)
-                # After "#", so that it is in no request, log or process list.
+                # After "#", to keep the key out of requests, logs and process lists.
                 window.load_url(f"{server.url}/#key={key}")
                 closed.wait()
 
@@ -65,11 +66,11 @@ def run(
             errors.append(error)
             window.destroy()
 
-    # A model that is still being opened ends with the process.
+    # A daemon, so that a model still being opened does not outlive the process.
     behind = Thread(target=serve_unless_closed, name="edge-spec-window", daemon=True)
     _leave_signals_to_the_system()
     try:
-        # PySide ends the process where other threads import while it is being imported itself.
+        # PySide ends the process if other threads import while PySide itself is being imported.
         webview.start(
             behind.start,
             gui="qt" if sys.platform == "linux" and find_spec("qtpy") else None,
@@ -81,14 +82,13 @@ def run(
         ) from error
     finally:
         closed.set()
-        if behind.ident is not None:  # the window was opened
+        if behind.ident is not None:  # the window had opened
             behind.join(_CLOSING_S)
     if errors:
         raise errors[0]
 
 
 def _create_window(title: str) -> webview.Window:
-    """Return a window that says what is being opened."""
     window = webview.create_window(
         "edge-spec",
         html=_OPENING.format(escape(title)),
@@ -98,21 +98,21 @@ def _create_window(title: str) -> webview.Window:
         text_select=True,
         zoomable=True,
     )
-    assert window is not None  # only a handler of its own could refuse it
+    assert window is not None  # only a handler could refuse it, and there is none
     return window
 
 
 def _leave_signals_to_the_system() -> None:
-    """Python's handlers would wait until the window's own loop, which is native, ends."""
+    """Restore the system's handlers: Python's would wait for the window's native loop to end."""
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)
-        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:  # as of nohup
+        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:  # as nohup sets
             signal.signal(number, signal.SIG_DFL)
 
 
 def _require_a_display() -> None:
-    """Raises DeviceError if there is none: Linux's browser engine would end the process without a
-    word."""
+    """Raises DeviceError if there is no display, or for root: Linux's browser engine would end the
+    process without a message."""
     if sys.platform != "linux":
         return
     if not any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")):

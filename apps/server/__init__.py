@@ -1,4 +1,4 @@
-"""The server after `edge-spec serve`: OpenAI's API over engines that share their weights."""
+"""The server of `edge-spec serve`: OpenAI's and other APIs over engines that share weights."""
 
 from edge_spec.apps.server.running import RunningServer, run
 from edge_spec.cli.options import ServerOptions

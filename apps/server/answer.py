@@ -1,5 +1,7 @@
-"""A model that is open: its slots, who gets which, and answers that are written in a slot and read
-in the event loop."""
+"""An open model: its slots, the queue for them, and answers.
+
+A slot's thread writes an answer as `Round`s; the event loop reads them.
+"""
 
 from __future__ import annotations
 
@@ -24,29 +26,29 @@ from edge_spec.loader import ModelOnDemand
 from edge_spec.loader.open import PreparedEngine
 from edge_spec.models.memory import Forecast, forecast_here
 
-# Between two times that rounds are read: the loop and the client run on the cores that decode, and
+# Pause between reads of rounds. Event loop and client compete with decoding for the cores, and
 # nobody reads faster than this.
 _PACE_S = 0.02
 _NOTHING = Chunk("", ())
-QUIET_S = 15.0  # without news: clients and proxies take a connection that is silent longer for dead
+QUIET_S = 15.0  # clients and proxies drop a connection that is silent for longer
 
 
 class Slot:
-    """One conversation's cache. The engine is used in the slot's own thread alone.
+    """One conversation's KV cache. Only the slot's own thread uses the engine.
 
-    tokens: about what the cache holds, to find prompts that begin like it.
+    tokens: approximately what the cache holds, to find prompts with the same prefix.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="slot")
         self.tokens: Sequence[int] = ()
-        self.plain_per_second: float | None = None  # measured by its answers so far
+        self.plain_per_second: float | None = None  # measured by its earlier answers
         self.session_id: str | None = None
         self.last_use = 0
 
     def num_shared(self, prompt: Sequence[int]) -> int:
-        """Tokens that the prompt begins with and that are in the cache."""
+        """Return how many of the prompt's first tokens are in the cache."""
         shared = 0
         for held, token in zip(self.tokens, prompt, strict=False):
             if held != token:
@@ -56,13 +58,13 @@ class Slot:
 
 
 class Pool:
-    """Hands out slots in the order of requests. Used in the event loop alone."""
+    """Hands out slots in the order of requests. Use it only in the event loop."""
 
     def __init__(self, slots: Sequence[Slot], queue: int, queue_timeout_s: float) -> None:
         self.slots = slots
         self.num_waiting = 0
         self._free = list(slots)
-        self._turns = asyncio.Semaphore(len(slots))  # in the order of arrival
+        self._turns = asyncio.Semaphore(len(slots))  # first come, first served
         self._queue = queue
         self._queue_timeout_s = queue_timeout_s
         self._uses = count(1)
@@ -73,7 +75,8 @@ class Pool:
         return len(self.slots) - len(self._free)
 
     async def take(self, prompt: Sequence[int], session_id: str | None) -> Slot:
-        """Return a slot, to be given back by `release`. Raises ApiError if that takes too long."""
+        """Return a slot, to be given back by `release`. Raises ApiError if the queue is full, the
+        wait too long or the pool closed."""
         if self.num_waiting >= self._queue and self._turns.locked() and not self._closed:
             raise overloaded("Too many requests are waiting.")
         self.num_waiting += 1
@@ -85,7 +88,7 @@ class Pool:
         finally:
             self.num_waiting -= 1
         if self._closed:
-            self._turns.release()  # so that whoever waits hears of it, too
+            self._turns.release()  # wakes the next waiter, which fails, too
             raise shutting_down()
         slot = self._best(prompt, session_id)
         self._free.remove(slot)
@@ -98,13 +101,16 @@ class Pool:
         self._turns.release()
 
     def close(self) -> None:
-        """Nobody gets a slot any more, those that wait included."""
+        """Refuse all further requests for a slot, including those that wait."""
         self._closed = True
         self._turns.release()
 
     def _best(self, prompt: Sequence[int], session_id: str | None) -> Slot:
-        """Return the session's own slot; else the one that shares most, unless that would drop
-        more than it saves; else the least recently used one."""
+        """Return the session's own slot, else the one that shares the longest prefix.
+
+        Slots that would lose more than half of their tokens do not count. If none is left, return
+        the least recently used one.
+        """
         for slot in self._free:
             if session_id is not None and slot.session_id == session_id:
                 return slot
@@ -118,8 +124,8 @@ class Pool:
 
 
 class OpenModel:
-    """The slots of a model: its engine and forks of it. `close` closes the engine if it is
-    owned; else it drafts as before."""
+    """A model's slots: its engine and forks of it. `close` closes an engine that is owned, and
+    restores the drafter of any other."""
 
     def __init__(
         self,
@@ -130,14 +136,14 @@ class OpenModel:
         *,
         is_owned: bool,
     ) -> None:
-        """forecast: of its memory. Raises an EdgeSpecError where the slots cannot be had, and then
-        closes the engine where it is owned."""
-        self.name = name  # as answers have it
+        """forecast: of the model's memory. Raises EdgeSpecError if a slot cannot be opened, after
+        closing an engine that is owned."""
+        self.name = name
         self.engine = engine
         self.drafter = engine.drafter
         self.options = options
         self.forecast = forecast
-        with ExitStack() as opened:  # closes what is open already where the rest fails
+        with ExitStack() as opened:  # closes what is already open if the rest fails
             if is_owned:
                 opened.callback(engine.close)
             else:
@@ -156,7 +162,7 @@ class OpenModel:
         report: Progress | None = None,
         make_room: Callable[[Forecast | None], None] = lambda forecast: None,
     ) -> OpenModel:
-        """make_room: called before the weights are read. Raises what the model's opening raises."""
+        """make_room: called before weights are read. Raises what opening the model raises."""
         forecast = None
 
         def screen(placed: PreparedEngine) -> None:
@@ -178,9 +184,9 @@ def _restore(engine: Engine, drafter: str) -> None:
 
 @dataclass(frozen=True)
 class Work:
-    """Prompts to continue in turn; the answer to each is a choice of one reply.
+    """Prompts to answer in turn; each answer is one choice of the reply.
 
-    options: of each choice, for `Engine.generate`.
+    options: for each choice, for `Engine.generate`.
     """
 
     model: OpenModel
@@ -191,8 +197,8 @@ class Work:
 
 @dataclass(frozen=True)
 class Round:
-    """The text that a round, or several, wrote for one choice. With a result it is the choice's
-    end, and its chunk is empty."""
+    """The text that one or more rounds wrote for a choice. With a result, it ends the choice and
+    the chunk is empty."""
 
     choice: int
     chunk: Chunk
@@ -202,10 +208,10 @@ class Round:
 
 
 class ServerAnswer:
-    """An answer that is written until it is done or cancelled, whether or not anybody reads it.
+    """An answer, written until it ends or is cancelled even if nobody reads it.
 
-    limit_s: of writing, from the first token on. on_end: called in the event loop when the slot is
-    free again.
+    limit_s: longest time for writing, from the first token on. on_end: called in the event loop
+    once the slot is free again.
     """
 
     def __init__(self, slot: Slot, work: Work, limit_s: float, on_end: Callable[[], None]) -> None:
@@ -218,33 +224,33 @@ class ServerAnswer:
         self._loop = asyncio.get_running_loop()
         self._made = time.perf_counter()
         self._news = asyncio.Event()
-        self._is_awaited = True  # whether the next round is to be told, not only the last
+        self._is_awaited = True  # wake the reader at the next round, not only at the last
         self._begun = False
-        self.results: list[GenerationResult] = []  # of the choices that have ended, by an error too
-        self.first_token_s: float | None = None  # since the answer was made
+        self.results: list[GenerationResult] = []  # of choices that ended, failed ones included
+        self.first_token_s: float | None = None  # since this object was created
         self._events: deque[Round] = deque()
         self._stop = Stop()
-        self._stopped: ApiError | None = None  # why, once it is cancelled
+        self._stopped: ApiError | None = None  # the reason, once cancelled
         self.ended = self._loop.run_in_executor(slot.thread, self._run)
         self.ended.add_done_callback(self._end)
 
     def cancel(self, reason: ApiError | None = None) -> None:
-        """End it after the current round. A choice without a token fails for this reason."""
+        """End after the current round. A choice without a token fails for this reason."""
         self._stopped = self._stopped or reason or shutting_down()
         self._stop.request()
 
     async def begun(self) -> None:
-        """Return when the first choice is being answered. Raises what refused it."""
+        """Return once the first choice is being answered. Raises what refused it."""
         while not (self._begun or self.ended.done()):
             await self._wait()
         if not self._begun:
             self.ended.result()
 
     async def events(self) -> AsyncIterator[list[Round]]:
-        """Yield what has happened since the last time, nothing after QUIET_S without news.
-        Raises what ended the answer early."""
+        """Yield the rounds since the last time, or an empty list after QUIET_S without one. Raises
+        what ended the answer early."""
         while True:
-            ended = self.ended.done()  # before the events are taken: none comes after the end
+            ended = self.ended.done()  # checked before taking events: none comes after the end
             events = [self._events.popleft() for _ in range(len(self._events))]
             if events:
                 yield events
@@ -260,7 +266,7 @@ class ServerAnswer:
                 return
 
     async def _wait(self, limit_s: float | None = None) -> bool:
-        """Return whether there are news within the limit."""
+        """Return True if there is news within the limit."""
         try:
             async with asyncio.timeout(limit_s):
                 await self._news.wait()
@@ -270,7 +276,7 @@ class ServerAnswer:
         self._is_awaited = False
         return True
 
-    # In the slot's thread from here on.
+    # The slot's thread runs the following methods.
 
     def _run(self) -> None:
         self._choose_drafter()
@@ -293,7 +299,7 @@ class ServerAnswer:
             ) from error
 
     def _answer(self, choice: int, prompt: Sequence[int], options: Any) -> None:
-        """Raises ApiError where it is stopped before its first token."""
+        """Answer one choice. Raises ApiError if stopped before the first token."""
         slot = self._slot
         slot.tokens = ()
         generation = slot.engine.generate(prompt, stream=True, **options)
@@ -308,7 +314,7 @@ class ServerAnswer:
                 self._tell(Round(choice, chunk, num_tokens, slot.plain_per_second))
         finally:
             result = generation.result
-            if result.finish_reason is not FinishReason.ERROR:  # else the cache is read again
+            if result.finish_reason is not FinishReason.ERROR:  # after one, prefill all again
                 slot.tokens = (*prompt, *(token.id for token in result.tokens))
             if result.stats.plain_per_second is not None:
                 slot.plain_per_second = result.stats.plain_per_second
@@ -328,7 +334,7 @@ class ServerAnswer:
             self._is_awaited = False
             self._loop.call_soon_threadsafe(self._news.set)
 
-    # In the event loop, called by that thread.
+    # The event loop runs the following methods; the slot's thread schedules them.
 
     def _begin(self) -> None:
         self._begun = True
@@ -341,5 +347,5 @@ class ServerAnswer:
         if self._timer is not None:
             self._timer.cancel()
         self._on_end()
-        ended.exception()  # told to the client, where there still is one: the server stays up
+        ended.exception()  # marks it as retrieved; `events` raises it for the client
         self._news.set()

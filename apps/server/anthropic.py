@@ -1,4 +1,4 @@
-"""Anthropic's Messages API: bodies, replies, errors and lists of models."""
+"""Anthropic's Messages API: bodies, replies, errors and token counts."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from edge_spec.apps.server.schema import (
 )
 from edge_spec.text.parts.part import CallHead
 
-# What Claude Code tells Anthropic's servers at the beginning of the system's text. It is for no
-# model, and other in each request, so that nothing that comes after it would be read once only.
+# Claude Code begins the system text with a header for Anthropic's servers. It is not meant for a
+# model, and as it differs in each request, no cached prefix could be reused.
 _FOR_SERVERS = re.compile(r"\Ax-anthropic-billing-header:(?: *[\w-]+=[^;\n]*;)*\n?")
 
 
 class Thinking(OpenBody):
-    """What an earlier answer thought. signature: as the answer had it."""
+    """A thought of an earlier answer. signature: as that answer had it."""
 
     type: Literal["thinking"]
     thinking: str
@@ -65,7 +65,7 @@ class ToolUse(OpenBody):
 
 
 class ToolReference(OpenBody):
-    """Names a tool that was searched for. All tools are in the prompt here."""
+    """Names a tool that a search found. Here all tools are in the prompt anyway."""
 
     type: Literal["tool_reference"]
     tool_name: str
@@ -81,7 +81,7 @@ class ToolResult(OpenBody):
 
     @property
     def text(self) -> str:
-        """Return what the model reads of it; templates have no other place for an error."""
+        """What the model reads. Templates have no field for an error, so the text says so."""
         content = self.content or ""
         if not isinstance(content, str):
             texts = (b.text if isinstance(b, TextPart) else b.tool_name for b in content)
@@ -106,7 +106,7 @@ class Message(OpenBody):
 
 
 def conversation(system: Content | None, messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Return the messages as chat templates read them, results of tools before what a user says."""
+    """Return messages for a chat template, with a turn's tool results before its user text."""
     texts = [system] if isinstance(system, str) else [joined([part]) for part in system or ()]
     brief = "\n".join(text for text in (_FOR_SERVERS.sub("", each) for each in texts) if text)
     spoken = [message_of("system", brief)] if brief else []
@@ -131,11 +131,11 @@ def conversation(system: Content | None, messages: Sequence[Message]) -> list[di
     return spoken
 
 
-_EFFORTS = {"xhigh": "high", "max": "high"}  # which no template knows
+_EFFORTS = {"xhigh": "high", "max": "high"}  # levels that no template knows
 
 
 class Tool(OpenBody):
-    type: Literal["custom"] | None = None  # the others are of Anthropic's servers and models
+    type: Literal["custom"] | None = None  # other types run on Anthropic's servers
     name: ToolName
     description: str | None = None
     input_schema: JsonObject
@@ -153,7 +153,7 @@ class ToolChoice(Body):
 
 
 class ThinkingOptions(Body):
-    """budget_tokens: at most as many. display: whether an answer tells its thoughts."""
+    """budget_tokens: most tokens of a thought. display: whether answers include their thoughts."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Count | None = None
@@ -166,7 +166,7 @@ class OutputConfig(Body):
 
 
 class CountBody(AnswerBody):
-    """Asks how many tokens a request has. Fields of other APIs for an answer are taken, too."""
+    """Asks for the number of tokens in a request. Fields for answering are accepted, too."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
     system: Content | None = None
@@ -199,7 +199,7 @@ class CountBody(AnswerBody):
         )
 
     def _prompt_options(self, goes_on: bool | None) -> dict[str, Any]:
-        """Thinking is off unless it is asked for, and a model that cannot think may be asked to."""
+        """Thinking is off by default. A model that cannot think may be asked to."""
         given, config = self.chat_template_kwargs or {}, self.output_config or OutputConfig()
         asked = self.thinking or ThinkingOptions(type="disabled")
         effort = config.effort and _EFFORTS.get(config.effort, config.effort)
@@ -224,12 +224,11 @@ class MessagesBody(CountBody):
 
 
 class MessageReply(PartsReply):
-    """The assistant's next message as blocks. Thoughts that are not asked for are signatures
-    without a text."""
+    """The assistant's next message as blocks. A hidden thought is a signature without text."""
 
     def __init__(self, work: Work) -> None:
         super().__init__(work)
-        self._content: list[dict[str, Any]] = []  # blocks that are complete, and the open one
+        self._content: list[dict[str, Any]] = []  # complete blocks, and the open one
         self._message: dict[str, Any] = {
             "id": f"msg_{secrets.token_hex(12)}",
             "type": "message",
@@ -265,7 +264,7 @@ class MessageReply(PartsReply):
         return self._message
 
     def _reason(self, result: GenerationResult) -> tuple[str, str | None]:
-        """Return why the message has ended, and the stop string that ended it."""
+        """Return why the message ended, and the stop string that ended it."""
         if result.finish_reason is FinishReason.STOP:
             if result.stop is not None:
                 return "stop_sequence", result.stop
@@ -299,7 +298,7 @@ class MessageReply(PartsReply):
     def close(self) -> str:
         told, block = "", self._content[-1]
         if self.open is PartKind.REASONING:
-            # Many clients drop a thought without one. It carries a thought that is not told.
+            # Many clients drop a thought without a signature; it also carries a hidden thought.
             block["signature"] = sealed(self.written)
             told = self._delta("signature", signature=block["signature"])
         elif self.open is PartKind.CALL:

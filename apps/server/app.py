@@ -1,5 +1,4 @@
-"""The endpoints, and the checks that every request passes first: who may ask, how much, and what
-browsers may do."""
+"""The endpoints, and the checks before them: who may ask, how much, and what browsers may do."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ from edge_spec.apps.server.schema import AnswerBody
 from edge_spec.apps.web import INDEX, STATIC
 from edge_spec.cli.options import ServerOptions, origin_pattern
 
-# Of each path that answers: what it answers, what reads a request, and what writes the reply.
+# Endpoints that answer: path, summary, body and reply.
 _ANSWERS: Sequence[tuple[str, str, type[AnswerBody], type[Reply]]] = (
     ("/v1/chat/completions", "The assistant's next message", ChatBody, ChatReply),
     ("/v1/completions", "The continuation of a text or of tokens", CompletionBody, CompletionReply),
@@ -49,9 +48,9 @@ _ANSWERS: Sequence[tuple[str, str, type[AnswerBody], type[Reply]]] = (
 )
 _OPEN_PATHS = ("/", "/health")
 _OPEN_FOLDER = "/static/"
-_KEY_HEADERS = ("api-key", "x-api-key")  # of clients made for Azure's API, or Anthropic's
-_ROOMS = ("chat", "completions", "messages", "models", "responses")  # what follows /v1/
-_DISCARDED = 16  # times the limit of a body: read, so that its sender gets to read the answer
+_KEY_HEADERS = ("api-key", "x-api-key")  # of clients for Azure's API, or Anthropic's
+_ROOMS = ("chat", "completions", "messages", "models", "responses")  # path segments after /v1/
+_DISCARDED = 16  # read up to this many times the limit, so that the sender gets the response
 _HEADERS = {
     "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'; object-src 'none'",
@@ -70,7 +69,7 @@ def build_app(models: Models, options: ServerOptions) -> ASGIApp:
     app = FastAPI(
         title="edge-spec",
         version=version("edge-spec"),
-        docs_url=None,  # they would load scripts from elsewhere
+        docs_url=None,  # these pages would load scripts from elsewhere
         redoc_url=None,
         responses=_ERRORS,
     )
@@ -92,7 +91,7 @@ def build_app(models: Models, options: ServerOptions) -> ASGIApp:
             allow_origin_regex="|".join(map(origin_pattern, options.cors_origins)),
             allow_methods=["GET", "HEAD", "POST"],
             allow_headers=["*"],
-            allow_private_network=True,  # a page of the network that reaches for this machine
+            allow_private_network=True,  # allowed pages may be on public sites
             expose_headers=["Retry-After", "X-Should-Retry"],
         )
     return guarded
@@ -104,7 +103,7 @@ def _add_answer(
     async def answer(asked: Any) -> Response:
         return AnswerResponse(models, asked, reply)
 
-    answer.__annotations__["asked"] = body  # by which FastAPI reads it
+    answer.__annotations__["asked"] = body  # tells FastAPI how to read the request
     content: dict[int | str, Any] = {200: {"content": {reply.media_type: {}}}}
     app.post(path, summary=told, response_model=None, responses=content)(answer)
 
@@ -112,12 +111,12 @@ def _add_answer(
 def _add_counts(app: FastAPI, models: Models) -> None:
     @app.post(f"{MESSAGES}/count_tokens")
     async def count(body: CountBody) -> dict[str, int]:
-        """The tokens of a conversation with its tools."""
+        """Return the number of tokens of a conversation with its tools."""
         return {"input_tokens": len((await models.read(body)).prompts[0])}
 
     @app.post("/v1/responses/input_tokens")
     async def input_tokens(body: ResponsesBody) -> dict[str, Any]:
-        """How many tokens a request has the model read."""
+        """Return the number of tokens that a request has the model read."""
         work = await models.read(body)
         return {"object": "response.input_tokens", "input_tokens": len(work.prompts[0])}
 
@@ -125,17 +124,17 @@ def _add_counts(app: FastAPI, models: Models) -> None:
 def _add_health(app: FastAPI, metrics: Metrics) -> None:
     @app.get("/health")
     async def health() -> dict[str, str]:
-        """Whether the server answers."""
+        """Return ok while the server answers."""
         return {"status": "ok"}
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def figures() -> Response:
-        """Answers Prometheus."""
+        """Return figures for Prometheus."""
         return Response(metrics.text(), headers={"content-type": MEDIA_TYPE})
 
 
 def _add_page(app: FastAPI) -> None:
-    mimetypes.add_type("text/javascript", ".js")  # which a registry may know by another type
+    mimetypes.add_type("text/javascript", ".js")  # Windows' registry may have another type
     mimetypes.add_type("text/css", ".css")
     app.mount("/static", StaticFiles(directory=STATIC))
 
@@ -145,7 +144,6 @@ def _add_page(app: FastAPI) -> None:
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    """Return the response to a request that is refused or that failed."""
     path = request.scope["path"]
     if isinstance(error, RequestValidationError):
         faults = [{**each, "loc": each["loc"][1:]} for each in error.errors()]
@@ -166,13 +164,13 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 
 class Guard:
-    """ASGI: checks host, key, type and size of a request and reads its body before `app` sees
-    it. HEAD is asked of `app` as GET; the connection leaves the body out."""
+    """ASGI middleware: check host, key, type and size of a request before `app` sees it, and read
+    its body. `app` gets HEAD as GET; the connection leaves the body out."""
 
     def __init__(
         self, app: ASGIApp, options: ServerOptions, observe: Callable[[str, int], None]
     ) -> None:
-        """observe: called with the path and the status of each request."""
+        """observe: called with path and status of each request."""
         self._app = app
         self._observe = observe
         self._options = options
@@ -207,7 +205,8 @@ class Guard:
             await self._app(scope, receive, send_guarded)
 
     def _check_host(self, host: str) -> None:
-        """Where a key is needed, no page of another site can ask."""
+        """Refuse other hosts' names on loopback. Elsewhere a key is required, which keeps other
+        sites' pages out."""
         if self._options.is_loopback and not self._options.allows_host(host):
             raise ApiError(
                 403,
@@ -228,8 +227,7 @@ class Guard:
             )
 
     async def _read(self, scope: Scope, receive: Receive) -> Receive:
-        """Read the body, and return what gives it, and then what comes after it. Raises ApiError,
-        ClientDisconnect."""
+        """Read the body; return a `receive` that replays it. Raises ApiError, ClientDisconnect."""
         limit, closes = self._options.max_body_bytes, {"Connection": "close"}
         body, num_bytes = bytearray(), 0
         try:
@@ -263,13 +261,13 @@ def _keys(headers: Headers) -> Iterator[bytes]:
 
 
 def _check_type(kind: str) -> None:
-    """A form of another site needs no permission to be sent, but it cannot be JSON."""
+    """Refuse forms: another site may send them without permission, but never as JSON."""
     if kind.lower().partition(";")[0].strip() != "application/json":
         raise ApiError(415, "The body has to be JSON: Content-Type: application/json.")
 
 
 def plain_path(path: str) -> str:
-    """Return the path without doubled slashes, and with /v1 once where it belongs."""
+    """Return the path without doubled slashes, and with one /v1 where it belongs."""
     parts = [part for part in path.split("/") if part]
     while parts[:2] == ["v1", "v1"]:
         del parts[0]

@@ -1,4 +1,4 @@
-"""What the server tells of its models, in the form of each API."""
+"""What the server reports about its models, in each API's form."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from edge_spec.apps.server.models import Models, ServedModel
 from edge_spec.cli.options import ServerOptions
 from edge_spec.core.recommended_sampling import sampling_source, sampling_text
 
-_SPOKEN = "0.12.0"  # the version of Ollama whose API this is: clients refuse older ones
+_SPOKEN = "0.12.0"  # Ollama's version with this API; clients refuse older ones
 
 
 def is_for_anthropic(headers: Mapping[str, str]) -> bool:
-    """Return whether a request for models is in Anthropic's API, which shares its paths."""
+    """Return True for a request in Anthropic's API, which shares OpenAI's paths for models."""
     return "anthropic-version" in headers
 
 
@@ -35,7 +35,7 @@ def _openai_entry(model: ServedModel) -> dict[str, Any]:
 
 
 def _anthropic_entry(model: ServedModel) -> dict[str, Any]:
-    """Describe a model; its limits are known once it was open."""
+    """Describe a model. Its limits are None until it was open once."""
     return {
         "type": "model",
         "id": model.name,
@@ -66,7 +66,6 @@ def _info(model: OpenModel) -> dict[str, Any]:
 
 
 def _props(model: OpenModel) -> dict[str, Any]:
-    """Describe the options of the page's conversations, and those of other requests."""
     engine, text, options = model.engine, model.engine.parts.text, model.options
     of_page = engine.chat_sampling(**options.asked_sampling)
     return {
@@ -91,7 +90,7 @@ def _props(model: OpenModel) -> dict[str, Any]:
 
 
 def _params(sampling: SamplingParams, options: ServerOptions) -> dict[str, float]:
-    """n_predict: -1 is to the end of the context."""
+    """n_predict: -1 means up to the end of the context."""
     return {
         "temperature": sampling.temperature,
         "top_k": sampling.top_k,
@@ -130,7 +129,7 @@ def add_models(app: FastAPI, models: Models) -> None:
 
     @app.get("/v1/models")
     async def all_models(request: Request) -> Any:
-        """The models that are served, and which of them are open."""
+        """List the served models, and whether they are open."""
         if not is_for_anthropic(request.headers):
             return {"object": "list", "data": list(map(_openai_entry, models))}
         data = list(map(_anthropic_entry, models))
@@ -139,42 +138,42 @@ def add_models(app: FastAPI, models: Models) -> None:
 
     @app.get("/v1/models/{model:path}")
     async def one_model(model: str, request: Request) -> Any:
-        """One of them, by its name or an alias."""
+        """Return a model, by its name or an alias."""
         entry = _anthropic_entry if is_for_anthropic(request.headers) else _openai_entry
         return entry(models.find(model))
 
     @app.get("/api/tags")
     async def tags() -> dict[str, Any]:
-        """The models that are served."""
+        """List the served models."""
         return {"models": list(map(_ollama_entry, models))}
 
     @app.get("/api/ps")
     async def open_models() -> dict[str, Any]:
-        """Those that are open."""
+        """List the open models."""
         return {"models": [_ollama_entry(model) for model in models if model.opened is not None]}
 
     @app.post("/api/show")
     async def show(request: ShowRequest) -> dict[str, Any]:
-        """One of them, and what it can do. This opens the model."""
+        """Describe a model and what it can do. Opens the model."""
         since = models.find(request.model).since.isoformat()
         return {"modified_at": since, **await ask(request.model, _for_ollama)}
 
     @app.get("/api/version")
     async def spoken() -> dict[str, str]:
-        """The version of Ollama whose API this is."""
+        """Return the version of Ollama whose API this is."""
         return {"version": _SPOKEN}
 
     @app.get("/edge-spec/info")
     async def what_runs(model: str | None = None) -> dict[str, Any]:
-        """What answers, and the drafters that requests may ask for. This opens the model."""
+        """Describe what answers, and the drafters that requests may name. Opens the model."""
         return await ask(model, _info)
 
     @app.get("/props")
     async def settings(model: str | None = None) -> dict[str, Any]:
-        """How conversations are answered, as llama.cpp's server tells it. This opens the model."""
+        """Describe how conversations are answered, as llama.cpp's server does. Opens the model."""
         return await ask(model, _props)
 
     @app.get("/edge-spec/plan")
     async def plan(model: str | None = None) -> dict[str, Any]:
-        """What runs the model, who drafts, and why. This opens the model."""
+        """Say what runs the model, who drafts, and why. Opens the model."""
         return await ask(model, lambda model: {"plan": model.engine.plan})

@@ -1,4 +1,4 @@
-"""Errors, in the form that the clients of each API expect."""
+"""Errors, in the form that each API's clients expect."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from edge_spec.errors import (
     UsageError,
 )
 
-# Remedies of the command line: a client can give no options and install nothing.
+# Matches remedies for the operator: clients can neither set options nor install packages.
 _COMMAND = re.compile(r"(?<![\w-])--?[a-z]|`|\bedge-spec |\bpip install\b")
 _STATUSES: tuple[tuple[type[EdgeSpecError], int], ...] = (
     (UsageError, 400),
@@ -41,7 +41,7 @@ _ANTHROPIC_TYPES = {
 
 @dataclass(eq=False)
 class ApiError(Exception):
-    """A refusal. param: the field of the request that it is about."""
+    """A refusal. param: the field of the request at fault."""
 
     status: int
     message: str
@@ -53,7 +53,7 @@ class ApiError(Exception):
         return self.message
 
     def document(self, path: str) -> dict[str, Any]:
-        """path: what was asked for; it tells whose API the client speaks."""
+        """Return the response's body in the form of the API that `path` belongs to."""
         if path.startswith("/api/"):
             return {"error": self.message}
         if path.startswith("/v1/messages"):
@@ -66,7 +66,7 @@ class ApiError(Exception):
 
 
 def api_error(error: Exception) -> ApiError:
-    """Return what clients may know of an error: only its kind if it was not raised on purpose."""
+    """Return what clients may know of an error: of an unexpected one, only its type."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, EdgeSpecError):
@@ -79,14 +79,14 @@ def api_error(error: Exception) -> ApiError:
 
 
 def error_response(error: Exception, path: str) -> Response:
-    """path: what was asked for."""
+    """Return an error's response. path: the request's."""
     told = api_error(error)
-    body = json.dumps(told.document(path)).encode()  # ASCII: a message may quote anything
+    body = json.dumps(told.document(path)).encode()  # ASCII, as messages may quote anything
     return Response(body, told.status, told.headers, "application/json")
 
 
 def refused(member: str, fault: str) -> ApiError:
-    """Return the error of a member of the request."""
+    """Return the error for a field of the request."""
     return ApiError(400, f"{member} {fault}", param=member.partition(".")[0])
 
 
@@ -103,8 +103,7 @@ def timed_out() -> ApiError:
 
 
 def cannot_be_opened(name: str, error: Exception) -> ApiError:
-    """Return the error of a model that cannot be opened, without remedies that clients cannot
-    use."""
+    """Return the error for a model that fails to open, without remedies that clients cannot use."""
     told = error.shown if isinstance(error, EdgeSpecError) else type(error).__name__
     return ApiError(
         503 if isinstance(error, DeviceMemoryError) else 500,
@@ -118,7 +117,7 @@ def cannot_be_opened(name: str, error: Exception) -> ApiError:
 
 def _for_client(error: EdgeSpecError, status: int) -> str:
     """Return the error's text for a client. Remedies for the operator go to the log."""
-    if isinstance(error, ContextFullError):  # in the words that clients look for
+    if isinstance(error, ContextFullError):  # clients look for these words
         return f"This model's maximum context length is exceeded: {error}"
     if not _COMMAND.search(error.remedy):
         return str(error)

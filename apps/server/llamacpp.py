@@ -1,4 +1,4 @@
-"""Endpoints of llama.cpp's server: texts between two others, tokens and prompts."""
+"""llama.cpp's own endpoints: infill, tokenize, detokenize and apply-template."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MAX_FILES = 1024
 
 
 class InfillFile(Body):
-    """Another file, or a part of one."""
+    """Another file, or part of one."""
 
     also: ClassVar = {"name": "filename", "content": "text"}
     harmless = frozenset(("time",))
@@ -36,14 +36,14 @@ class InfillFile(Body):
 
 
 class InfillBody(AnswerBody):
-    """Asks for what stands between two texts.
+    """Asks for the text between a prefix and a suffix.
 
-    prompt: what follows input_prefix, such as the line of the cursor. spm_infill: whether the
-    suffix comes first. max_tokens: 0 reads the prompt alone, to be kept for the next request.
+    prompt: what follows input_prefix, such as the cursor's line. spm_infill: put the suffix first.
+    max_tokens: 0 only prefills the prompt, so that the next request finds it in the cache.
     """
 
     also: ClassVar = ALSO | {"extra_context": "input_extra"}
-    harmless = HARMLESS | {"samplers"}  # which have an order of their own
+    harmless = HARMLESS | {"samplers"}  # sampling has an order of its own
     input_prefix: str = ""
     input_suffix: str = ""
     input_extra: Annotated[list[InfillFile], Field(max_length=MAX_FILES)] | None = None
@@ -56,7 +56,7 @@ class InfillBody(AnswerBody):
     return_tokens: bool | None = None
 
     def request(self) -> Request:
-        # An empty file has no text, and a prompt that is only read may have other files alone.
+        # An empty file has no text, and a request that only prefills may have only other files.
         if not {"input_prefix", "input_suffix", "input_extra", "prompt"} & self.model_fields_set:
             raise refused("input_prefix", "is missing: send the text before the cursor.")
         asked, prefix = super().request(), self.input_prefix + (self.prompt or "")
@@ -71,12 +71,12 @@ class InfillBody(AnswerBody):
 
     @property
     def reads_alone(self) -> bool:
-        """Return whether nothing is to be written."""
+        """True if nothing is to be written."""
         return self.max_tokens == 0 and self.max_completion_tokens is None
 
 
 class FimBody(CompletionBody):
-    """Asks for what stands between a prompt and a suffix that may be empty."""
+    """Asks for the text between a prompt and a suffix, which may be empty."""
 
     def request(self) -> Request:
         if not isinstance(self.prompt, str):
@@ -87,7 +87,8 @@ class FimBody(CompletionBody):
 
 
 class TokenizeRequest(Body):
-    """add_special: begin as texts do. parse_special: read control tokens that the text spells."""
+    """add_special: begin with the tokens that begin texts. parse_special: read control tokens that
+    the text spells out."""
 
     model: str | None = None
     content: str = ""
@@ -102,7 +103,7 @@ class DetokenizeRequest(Body):
 
 
 def tokenized(model: OpenModel, request: TokenizeRequest) -> list[Any]:
-    """Return the tokens, with their texts or bytes where they are asked for."""
+    """Return the tokens, with their texts or bytes if requested."""
     codec = model.engine.parts.text.tokenizer
     plain = PlainText(codec, model.engine.parts.text.eos_ids)
     ids = list(plain.beginning) if request.add_special else []
@@ -114,7 +115,7 @@ def tokenized(model: OpenModel, request: TokenizeRequest) -> list[Any]:
 
 
 def detokenized(model: OpenModel, tokens: Sequence[int]) -> str:
-    """Raises ApiError for what is no token of the model."""
+    """Return the text, control tokens written out. Raises ApiError for an unknown token."""
     size = model.engine.parts.model.config.vocab_size
     wrong = next((token for token in tokens if token >= size), None)
     if wrong is not None:
@@ -140,7 +141,7 @@ def _piece(codec: TextCodec, token: int) -> str | list[int]:
 
 
 class InfillReply(Reply):
-    """One text. A stream has an event for each piece of it, and one with the figures at its end."""
+    """One text. A stream has an event for each piece, and a last one with the figures."""
 
     def __init__(self, work: Work) -> None:
         super().__init__(work)
@@ -173,7 +174,7 @@ class InfillReply(Reply):
         return self._told(results[0])
 
     def _told(self, result: GenerationResult, **streamed: Any) -> dict[str, Any]:
-        """Return the fields that are asked for, all where none is named."""
+        """Return the requested fields, or all if none is named."""
         body, stats = self._body, result.stats
         written = [] if body.reads_alone else result.tokens
         is_full = stats.prompt_n + stats.predicted_n >= self._context_length
@@ -205,7 +206,7 @@ class InfillReply(Reply):
 
 
 def _members(told: Mapping[str, Any], fields: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """Yield those that there are; "timings/prompt_n" is a member of a member."""
+    """Yield the fields that exist; "timings/prompt_n" names a nested one."""
     for field in fields:
         found: Any = told
         with suppress(KeyError, TypeError):
@@ -217,18 +218,18 @@ def _members(told: Mapping[str, Any], fields: Sequence[str]) -> Iterator[tuple[s
 def add_llamacpp_paths(app: FastAPI, models: Models) -> None:
     @app.post("/tokenize")
     async def tokenize(request: TokenizeRequest) -> dict[str, Any]:
-        """The tokens of a text."""
+        """Return the tokens of a text."""
         return {"tokens": await models.ask(request.model, lambda model: tokenized(model, request))}
 
     @app.post("/detokenize")
     async def detokenize(request: DetokenizeRequest) -> dict[str, Any]:
-        """The text of tokens, control tokens written out."""
+        """Return the text of tokens, control tokens written out."""
         asked = request.tokens
         return {"content": await models.ask(request.model, lambda model: detokenized(model, asked))}
 
     @app.post("/apply-template")
     async def apply_template(body: ChatBody) -> dict[str, Any]:
-        """The prompt that the chat template makes of a request."""
+        """Return the prompt that the chat template makes of a request."""
 
         def rendered(model: OpenModel) -> str:
             return detokenized(model, read(model, body.request()).prompts[0])

@@ -1,4 +1,4 @@
-"""Figures for Prometheus, in a registry of their own."""
+"""Prometheus metrics, in a registry of their own."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _TOKENS_S = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 
 
 
 class Metrics:
-    """Used in the event loop alone. Several models have their names as labels."""
+    """Use it only in the event loop. With several models, their names are labels."""
 
     def __init__(self, models: Sequence[Any]) -> None:
-        self.paths: Sequence[str] = ()  # that requests are counted by; all others count as one
+        self.paths: Sequence[str] = ()  # those with a label of their own; the others share one
         self._registry = CollectorRegistry()
         self._model_label = ["model"] if len(models) > 1 else []
         self._requests = Counter(
@@ -77,17 +77,15 @@ class Metrics:
     def _make(
         self, kind: Any, name: str, help: str, labels: Sequence[str] = (), **settings: Any
     ) -> Any:
-        """Make a metric of each model."""
         labels = [*labels, *self._model_label]
         return kind(f"edge_spec_{name}", help, labels, registry=self._registry, **settings)
 
     def _of(self, metric: Any, model: str, *labels: str) -> Any:
-        """The figure of one model."""
         labels = (*labels, model) if self._model_label else labels
         return metric.labels(*labels) if labels else metric
 
 
-_NOW: Sequence[tuple[str, str, Callable[[Any], float]]] = (  # of a ServedModel
+_NOW: Sequence[tuple[str, str, Callable[[Any], float]]] = (  # read from a ServedModel
     (
         "queue_length",
         "Requests that wait.",

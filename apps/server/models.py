@@ -1,4 +1,4 @@
-"""The models that a server answers with: which are open, who uses them, and which is closed."""
+"""The models of a server: opening them on demand, counting their users, and closing idle ones."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from edge_spec.loader import ModelOnDemand
 from edge_spec.models.memory import Forecast, fit_together, fits_free_memory
 
 T = TypeVar("T")
-_LATEST = ":latest"  # which Ollama's clients add to names
-_CLOSING_S = 5.0  # for a model that is being opened when the server ends
+_LATEST = ":latest"  # Ollama's clients add it to names
+_CLOSING_S = 5.0  # longest wait for a model still being opened when the server ends
 
 _log = logging.getLogger(__name__)
 
 
 class ServedModel:
-    """One of a server's models. Used in the event loop alone.
+    """One of a server's models. Use it only in the event loop.
 
-    users: requests that keep it open. num_waiting: those that wait for it to be opened.
+    users: requests that keep it open. num_waiting: requests that wait until it is open.
     """
 
     def __init__(self, name: str, on_demand: ModelOnDemand | None) -> None:
-        """on_demand: None for one that is open from the start to the end."""
+        """on_demand: None for a model that stays open from start to end."""
         self.name = name
-        self.since = datetime.now(UTC).replace(microsecond=0)  # when it began to be served
+        self.since = datetime.now(UTC).replace(microsecond=0)
         self.aliases = () if on_demand is None else on_demand.aliases
         self.on_demand = on_demand
         self.opened: OpenModel | None = None
@@ -56,16 +56,15 @@ class ServedModel:
         return "unloaded" if self.opening is None else "loading"
 
     def take(self, opened: OpenModel) -> None:
-        """It is open from now on."""
         self.opened, self.context_length = opened, opened.engine.context_length
 
 
 class Models:
     """Opens models on demand, one at a time, and closes the least recently used idle one to make
-    room. Used in the event loop alone, but for `close`. answers: all that are being written."""
+    room. Use it only in the event loop, except for `close`. answers: all that are being written."""
 
     def __init__(self, models: Sequence[ServedModel], options: ServerOptions) -> None:
-        """models: the first one is answered with where a request names none."""
+        """models: the first one answers requests that name none."""
         self._models = models
         self._options = options
         named = [(name, each) for each in models for name in (each.name, *each.aliases)]
@@ -73,14 +72,14 @@ class Models:
         self.metrics = Metrics(models)
         self.answers: set[ServerAnswer] = set()
         self._uses = count(1)
-        self._turn = asyncio.Lock()  # of those that are opened
-        self._released = asyncio.Event()  # another one each time
+        self._turn = asyncio.Lock()  # only one model is opened at a time
+        self._released = asyncio.Event()
         self._loading: Future[OpenModel] | None = None
         self._has_ended = False
 
     @staticmethod
     def of(served: Engine | Sequence[ModelOnDemand], options: ServerOptions) -> Models:
-        """Open the first one. served: an engine, which is not closed, or models."""
+        """Open the first model. served: an engine, which stays the caller's to close, or models."""
         if isinstance(served, Engine):
             models = [ServedModel(served.name, None)]
             models[0].take(OpenModel(served.name, served, options, is_owned=False))
@@ -96,7 +95,7 @@ class Models:
         return len(self._models)
 
     def find(self, name: str | None) -> ServedModel:
-        """Raises ApiError. name: none is the first one's."""
+        """Return a model, the first one without a name. Raises ApiError for an unknown name."""
         if not name:
             return self._models[0]
         if name not in self._by_name:
@@ -108,8 +107,7 @@ class Models:
 
     @asynccontextmanager
     async def using(self, model: ServedModel) -> AsyncIterator[OpenModel]:
-        """Keep the model open within the block. Raises ApiError if it cannot be opened, or not
-        in time."""
+        """Keep the model open within the block. Raises ApiError if it cannot be opened in time."""
         self._hold(model)
         try:
             if model.opened is None:
@@ -120,20 +118,22 @@ class Models:
             self._release(model)
 
     async def ask(self, model: str | None, asked: Callable[[OpenModel], T]) -> T:
-        """Return what is asked of a model in a thread. Raises ApiError for an unknown model."""
+        """Call `asked` with a model in a thread. Raises ApiError as `find` and `using` do."""
         async with self.using(self.find(model)) as opened:
             return await asyncio.to_thread(asked, opened)
 
     async def read(self, body: AnswerBody) -> Work:
-        """Return what an engine would be asked for. Raises ApiError as `ask` does."""
+        """Return the work that a request asks for. Raises ApiError as `ask` does, and what reading
+        the request raises."""
         return await self.ask(body.model, lambda opened: read(opened, body.request()))
 
     async def begin(
         self, model: ServedModel, opened: OpenModel, work: Work, arrived: float
     ) -> ServerAnswer:
-        """Waits for a slot, as `Pool.take` does. arrived: on the clock `time.perf_counter`."""
+        """Begin an answer once a slot is free. Raises as `Pool.take` does. arrived: a time of
+        `time.perf_counter`."""
         slot = await opened.pool.take(work.prompts[0], work.request.session_id)
-        self._hold(model)  # as long as the slot is used, also when the client has left
+        self._hold(model)  # until the slot is released, even if the client has left
         waited_s = time.perf_counter() - arrived
 
         def end() -> None:
@@ -149,7 +149,6 @@ class Models:
         return answer
 
     def _hold(self, model: ServedModel) -> None:
-        """It stays open until `release`."""
         model.users += 1
         model.last_use = next(self._uses)
 
@@ -160,14 +159,14 @@ class Models:
         self._released = asyncio.Event()
 
     def end_openings(self) -> None:
-        """Nothing is opened any more; those that wait for that are sent away."""
+        """Open no more models, and refuse the requests that wait for one."""
         self._has_ended = True
         for model in self._models:
             if model.opening is not None:
                 model.opening.cancel()
 
     def cancel(self) -> None:
-        """Nothing new begins, what runs ends after its round."""
+        """Begin nothing new, and end running answers after their round."""
         self.end_openings()
         for model in self._models:
             if model.opened is not None:
@@ -176,15 +175,15 @@ class Models:
             answer.cancel()
 
     async def ended(self) -> None:
-        """Return when no slot is used any more; after `cancel`, that is a round later."""
+        """Return when no slot is in use; after `cancel` that is one round later."""
         while self.answers:
             await asyncio.wait([next(iter(self.answers)).ended])
 
     def close(self) -> None:
-        """Closes all that is open. To be called when the event loop has ended."""
+        """Close all models. Call it when the event loop has ended."""
         self._has_ended = True
         if self._loading is not None:
-            with suppress(TimeoutError):  # its thread closes it then
+            with suppress(TimeoutError):  # the opening thread closes the model then
                 if self._loading.exception(_CLOSING_S) is None:
                     self._loading.result().close()
         for model in self._models:
@@ -192,7 +191,6 @@ class Models:
                 model.opened.close()
 
     async def _open(self, model: ServedModel) -> None:
-        """Return when the model is open."""
         if model.num_waiting >= self._options.queue + self._options.parallel:
             raise overloaded("Too many requests are waiting.")
         model.num_waiting += 1
@@ -203,7 +201,7 @@ class Models:
                         raise shutting_down()
                     opening = model.opening or asyncio.create_task(self._load(model))
                     model.opening = opening
-                    await asyncio.wait((opening,))  # who leaves does not end it
+                    await asyncio.wait((opening,))  # a waiter that leaves does not cancel it
                     if not opening.cancelled() and (error := opening.result()):
                         raise error
         except TimeoutError:
@@ -212,16 +210,16 @@ class Models:
             model.num_waiting -= 1
 
     async def _load(self, model: ServedModel) -> ApiError | None:
-        """Open the model when it is its turn. Returns why it cannot be opened."""
+        """Open the model in its turn, and return the error if that fails."""
         loop = asyncio.get_running_loop()
 
         def make_room(forecast: Forecast | None) -> None:
-            if self._has_ended:  # there may be no event loop any more
+            if self._has_ended:  # the event loop may have ended, too
                 raise shutting_down()
             asyncio.run_coroutine_threadsafe(self._make_room(model, forecast), loop).result()
 
         def open_model() -> OpenModel:
-            assert model.on_demand is not None  # else it is open
+            assert model.on_demand is not None  # a model without it is always open
             opened = OpenModel.open(model.on_demand, self._options, _pass_over, make_room)
             if self._has_ended:
                 opened.close()
@@ -249,9 +247,8 @@ class Models:
         return None
 
     async def _make_room(self, model: ServedModel, forecast: Forecast | None) -> None:
-        """Return when there is room for the model: idle ones are closed, and if that is not enough,
-        this waits until another one is idle. Raises ApiError where nobody waits for the model any
-        more."""
+        """Return when there is room for the model. Close idle models first. If that is not enough,
+        wait until another becomes idle. Raises ApiError if nobody waits for the model any more."""
         while (must := not self._has_room(forecast)) or not (
             forecast is None or fits_free_memory(forecast)
         ):
@@ -263,12 +260,11 @@ class Models:
             elif must and opened:
                 await self._released.wait()
             else:
-                return  # what other programs use is theirs
+                return  # memory in use by other programs cannot be freed
             if self._has_ended or not model.users:
                 raise shutting_down()
 
     def _has_room(self, forecast: Forecast | None) -> bool:
-        """Return whether one more is not too many, and all fit into memory together."""
         opened = [each.opened for each in self._models if each.opened is not None]
         limit = self._options.max_models
         if limit is not None and len(opened) >= limit:
@@ -287,18 +283,18 @@ class Models:
 
 
 def _pass_over(what: str, fraction: float) -> None:
-    """Takes progress that nobody sees."""
+    """Ignore progress."""
 
 
 def _in_thread(open: Callable[[], OpenModel]) -> Future[OpenModel]:
-    """Open a model in a thread of its own, which ends with the process at the latest."""
+    """Open a model in a daemon thread, which does not outlive the process."""
     result: Future[OpenModel] = Future()
-    result.set_running_or_notify_cancel()  # whoever waits may end, the thread goes on
+    result.set_running_or_notify_cancel()  # the waiter may be cancelled; the thread goes on
 
     def run() -> None:
         try:
             result.set_result(open())
-        except BaseException as error:  # told to whoever waits, whatever it is
+        except BaseException as error:  # the waiter gets it, whatever it is
             result.set_exception(error)
 
     Thread(target=run, name="opening", daemon=True).start()

@@ -1,4 +1,4 @@
-"""Ollama's API: requests and answers."""
+"""Ollama's API: bodies and replies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from edge_spec.apps.server.schema import ConversationBody, Gap, Request
 
 
 class OllamaBody(ConversationBody):
-    """Without messages or a prompt, the model is only to be opened."""
+    """Without messages or a prompt, the request only opens the model."""
 
     stream: bool | None = True
     n: Literal[1] | None = None
@@ -28,7 +28,7 @@ class OllamaBody(ConversationBody):
     @model_validator(mode="before")
     @classmethod
     def _speaks_plainly(cls, given: Any) -> Any:
-        """Return a request with the words for what Ollama says otherwise."""
+        """Rename Ollama's fields to ours, and move its options to the top level."""
         if not isinstance(given, dict):
             return given
         told = {name: value for name, value in given.items() if name not in ("options", "format")}
@@ -51,7 +51,7 @@ class OllamaChatBody(OllamaBody, ChatBody):
 
 
 class OllamaGenerateBody(OllamaBody):
-    """raw: the prompt is continued without a template. suffix: a text between both is asked for."""
+    """raw: continue the prompt without a template. suffix: ask for the text between both."""
 
     prompt: str = ""
     system: str | None = None
@@ -74,7 +74,7 @@ class OllamaGenerateBody(OllamaBody):
 
 
 class OllamaReply(Reply):
-    """Calls of tools are told when all of them are complete."""
+    """An answer in Ollama's form. Tool calls are sent together, once all are complete."""
 
     media_type: ClassVar[str] = "application/x-ndjson"
 
@@ -126,7 +126,7 @@ def _line(document: Mapping[str, Any]) -> str:
 
 
 def _calls(result: GenerationResult) -> dict[str, Any]:
-    """Return the calls, without one that was cut: it would be made."""
+    """Return the tool calls, without one that was cut, as clients would run it."""
     calls = result.tool_calls[:-1] if result.is_cut else result.tool_calls
     told = []
     for index, call in enumerate(calls):
@@ -137,7 +137,7 @@ def _calls(result: GenerationResult) -> dict[str, Any]:
 
 
 def _last(result: GenerationResult) -> dict[str, Any]:
-    """Return what ends an answer. Durations are in nanoseconds."""
+    """Return the fields of an answer's end. Durations are in nanoseconds."""
     stats = result.stats
     durations = {"prompt_eval": stats.prompt_ms, "eval": stats.predicted_ms}
     counts = {"prompt_eval_count": stats.prompt_n, "eval_count": stats.predicted_n}

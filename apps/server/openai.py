@@ -58,9 +58,9 @@ class CompletionBody(AnswerBody):
     """Asks for the continuation of a text."""
 
     prompt: Prompt
-    logprobs: Alternatives | Literal[False] | None = None  # false: none, as chat requests ask
+    logprobs: Alternatives | Literal[False] | None = None  # false: none, as in chat requests
     echo: bool | None = False
-    suffix: str | None = None  # what follows the answer; "": nothing is known of it
+    suffix: str | None = None  # what follows the answer; "": unknown
 
     def request(self) -> Request:
         if self.echo and (self.suffix or self._num_logprobs is not None):
@@ -80,7 +80,7 @@ class CompletionBody(AnswerBody):
 
 
 def _reason(result: GenerationResult) -> str:
-    """An answer that ends within a call is cut, as one that ends within a text is."""
+    """Return the finish reason. One that ends within a tool call counts as cut, like a text."""
     called = result.tool_calls and not result.is_cut
     return "tool_calls" if called else reason_of(result)
 
@@ -89,9 +89,9 @@ class ChatReply(Reply):
     """Choices, each the assistant's next message; a stream of them ends with [DONE]."""
 
     kind, streamed = "chat.completion", "chat.completion.chunk"
-    prefix = "chatcmpl"  # of its id
-    member, piece_member = "message", "delta"  # of a choice, and of one in an event
-    nothing: ClassVar[Any] = {}  # what is written in the last event of a choice
+    prefix = "chatcmpl"
+    member, piece_member = "message", "delta"  # key of a choice's text, and of its pieces
+    nothing: ClassVar[Any] = {}  # the piece in a choice's last event
 
     def __init__(self, work: Work) -> None:
         super().__init__(work)
@@ -155,7 +155,6 @@ class ChatReply(Reply):
         return server_event({**self._head, "choices": choices, **others})
 
     def _origins(self, of: Round) -> dict[str, Any]:
-        """Return the member of an event that tells origins, where they are asked for."""
         if not self._request.tells_origins:
             return {}
         live = {
@@ -166,12 +165,11 @@ class ChatReply(Reply):
         return {"edge_spec": live}
 
     def _begun(self) -> Sequence[Any]:
-        """Return what each choice begins with."""
         return [{"role": "assistant", "content": ""}] * len(self.work.prompts)
 
     def _said(self, choice: int, chunk: Chunk) -> Any:
-        """Return what a chunk adds to a choice. Of a call, index, id and name come first, then the
-        arguments as they come."""
+        """Return what a chunk adds to a choice. A call's first piece has index, id and name; the
+        arguments follow."""
         if chunk.kind is PartKind.CALL:
             head: dict[str, Any] = {}
             function = {"arguments": chunk.text}
@@ -190,7 +188,6 @@ class ChatReply(Reply):
         return {"reasoning_content": chunk.text} if self._request.tells_thoughts else {}
 
     def _all_said(self, choice: int, result: GenerationResult) -> Any:
-        """Return what all chunks of a choice, and its beginning, add up to."""
         message: dict[str, Any] = {"role": "assistant", "content": result.text}
         if result.reasoning and self._request.tells_thoughts:
             message["reasoning_content"] = result.reasoning

@@ -1,4 +1,4 @@
-"""What an engine is asked for, by a request of whichever API."""
+"""Turn a request of any API into work for an engine."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _SEEDS = 2**64
 
 
 def read(model: OpenModel, request: Request) -> Work:
-    """Return what is asked of a model. Any thread may call it: nothing changes. Raises
-    EdgeSpecError, ApiError, UnicodeEncodeError."""
+    """Return the work that a request asks of a model. Changes nothing, so any thread may call it.
+    Raises EdgeSpecError, ApiError, UnicodeEncodeError."""
     if request.messages:
         return _chat(model, request)
     prompts: list[Sequence[int]]
@@ -56,7 +56,6 @@ def _chat(model: OpenModel, request: Request) -> Work:
 def _chat_grammar(
     model: OpenModel, request: Request, tools: Sequence[dict[str, Any]]
 ) -> Grammar | None:
-    """Return what the answer is held to. Raises ApiError."""
     required = request.tool_choice == "required"
     calls = model.engine.parts.text.tool_form() if tools else None
     if calls is None:
@@ -67,7 +66,7 @@ def _chat_grammar(
         told = "does not go with tools: send a JSON Schema, or no tools."
         raise refused(request.form[0], told)
     several = request.parallel_tool_calls
-    if several is None:  # who was not trained to call tools repeats the first one
+    if several is None:  # a model not trained to call tools repeats the first call
         several = model.engine.parts.text.knows_tools
     name, text = request.tool_name, _grammar(request)
     if name is not None:
@@ -79,8 +78,8 @@ def _chat_grammar(
 
 
 def _require_read(model: OpenModel, request: Request) -> None:
-    """Raises ApiError for a variable that asks for something and that the template does not
-    read. Models that cannot think may be asked to."""
+    """Raises ApiError for a template variable that is set but that the template does not read.
+    Variables for thoughts are exempt, as models that cannot think may be asked to."""
     given = request.prompt_options.get("template_kwargs", {}).items()
     asked = {name for name, value in given if value and name not in _OF_THOUGHTS}
     for name in sorted(asked - model.engine.parts.text.template_variables) if asked else ():
@@ -124,7 +123,7 @@ def _work(
 
 
 def _sampling(model: OpenModel, request: Request) -> SamplingParams:
-    """Raises ApiError for penalties that are to look at the last tokens alone."""
+    """Return the sampling. Raises ApiError for penalties over only the last tokens."""
     given = dict(request.sampling)
     if request.ignore_eos:
         ends = dict.fromkeys(model.engine.parts.text.eos_ids, -inf)
@@ -137,20 +136,19 @@ def _sampling(model: OpenModel, request: Request) -> SamplingParams:
 
 
 def _seeds(request: Request) -> Iterator[int | None]:
-    """Yield one for each choice: with the same seed they would be the same."""
+    """Yield a seed for each choice, as the same seed would repeat the answer."""
     for choice in range(request.num_choices):
         yield None if request.seed is None else (request.seed + choice) % _SEEDS
 
 
 def _without_strict(tool: dict[str, Any]) -> dict[str, Any]:
-    """Return a tool as the model is shown it."""
+    """Return a tool without `strict`, which is not for the model."""
     function = {name: each for name, each in tool["function"].items() if name != "strict"}
     return {**tool, "function": function}
 
 
 def _grammar(request: Request) -> Grammar | None:
-    """Return the form of an answer without calls. Raises ApiError for a schema that cannot be
-    held."""
+    """Return the grammar of an answer without calls. Raises ApiError for an unsupported schema."""
     if request.form is None:
         return None
     field, grammar = request.form
@@ -162,7 +160,7 @@ def _grammar(request: Request) -> Grammar | None:
 
 @contextmanager
 def _naming(field: str) -> Iterator[None]:
-    """Names the field that a refusal is about."""
+    """Add the field's name to a refusal."""
     try:
         yield
     except UsageError as error:

@@ -1,5 +1,7 @@
-"""OpenAI's Responses API: items in place of messages, and a stream of named events. Nothing is
-stored."""
+"""OpenAI's Responses API: items in place of messages, and a stream of named events.
+
+Nothing is stored.
+"""
 
 from __future__ import annotations
 
@@ -40,12 +42,12 @@ from edge_spec.apps.server.reply import (
 from edge_spec.apps.server.schema import ConversationBody, Request, ResponseFormat, grammar_of
 from edge_spec.text.parts.part import CallHead
 
-# Agents offer these beside their own tools without being asked to.
+# Agents offer these alongside their own tools without being asked to.
 LeftOut = Literal["web_search", "web_search_preview", "image_generation"]
 
 
 class Namespace(OpenBody):
-    """Functions under a common name, such as those of an MCP server of the client's."""
+    """Functions under a common name, such as those of a client's MCP server."""
 
     type: Literal["namespace"]
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
@@ -54,13 +56,12 @@ class Namespace(OpenBody):
 
 
 class HostedTool(OpenBody):
-    """A tool that OpenAI would run; the model is not told of it."""
+    """A tool that OpenAI would run. The model is not shown it."""
 
     type: LeftOut
 
 
 def _with_type(usual: str) -> BeforeValidator:
-    """Read an object without a type as one of the usual type."""
 
     def read(given: Any) -> Any:
         has_none = isinstance(given, dict) and given.get("type") is None
@@ -75,7 +76,7 @@ Offered = Annotated[
 
 
 def qualified(namespace: str | None, name: str) -> str:
-    """Return the name that the model knows a function by."""
+    """Return the function's name as the model sees it."""
     return f"{namespace}__{name}" if namespace else name
 
 
@@ -114,7 +115,7 @@ class ThoughtItem(OpenBody):
 
     @property
     def text(self) -> str:
-        """Return what is known of it; "" of a thought that another server sealed."""
+        """The thought, or "" if another server sealed it."""
         told = "".join(part.text for part in self.content or ())
         summary = "\n\n".join(part.text for part in self.summary or ())
         return told or unsealed(self.encrypted_content) or summary
@@ -128,16 +129,16 @@ Input = str | Annotated[list[Item], Field(min_length=1)]
 
 
 def conversation(instructions: str | None, given: Input) -> list[dict[str, Any]]:
-    """Return the messages as chat templates read them, all items of an answer as one.
+    """Return messages for a chat template, joining an answer's items into one message.
 
-    A call belongs to the answer before it, and so does all that stands between calls. A text or
-    thought after a text is the next answer.
+    A call belongs to the answer before it, as does everything between calls. Without a call, a
+    text or thought that follows a text begins the next answer.
     """
     spoken = [message_of("system", instructions)] if instructions else []
     if isinstance(given, str):
         return [*spoken, message_of("user", given)]
-    groups: list[list[Item]] = []  # one for each message
-    is_answer = has_text = has_call = False  # the last group
+    groups: list[list[Item]] = []
+    is_answer = has_text = has_call = False
     for item in given:
         goes_on = isinstance(item, CallItem) or has_call or not has_text
         if is_answer and _is_of_answer(item) and goes_on:
@@ -179,7 +180,7 @@ class TextOptions(Body):
 
 
 class ResponsesBody(ConversationBody):
-    """Asks for the next items of a conversation. All fields of a chat may be sent, too."""
+    """Asks for the next items of a conversation. All fields of a chat request are accepted, too."""
 
     input: Input
     instructions: str | None = None
@@ -194,7 +195,7 @@ class ResponsesBody(ConversationBody):
     @model_validator(mode="wrap")
     @classmethod
     def _keeps_given(cls, given: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
-        """Keeps the fields as they came, since a response repeats them."""
+        """Keep the fields as sent, since the response repeats them."""
         if not isinstance(given, dict):
             return read(given)
         include = given.get("include")
@@ -220,7 +221,7 @@ class ResponsesBody(ConversationBody):
 
     @cached_property
     def _functions(self) -> dict[str, tuple[str | None, Tool]]:
-        """All functions, each with its namespace, by the names that the model knows."""
+        """All functions with their namespaces, by the names that the model sees."""
         found: dict[str, tuple[str | None, Tool]] = {}
         for offered in self.tools or ():
             space = offered.name if isinstance(offered, Namespace) else None
@@ -230,12 +231,12 @@ class ResponsesBody(ConversationBody):
         return found
 
     def called(self, name: str) -> tuple[str | None, str]:
-        """Return the namespace and the own name of a function that the model calls."""
+        """Return the namespace and unqualified name of a function that the model called."""
         space, tool = self._functions.get(name, (None, None))
         return space, tool.function.name if tool else name
 
     def as_sent(self, name: str, otherwise: Any = None) -> Any:
-        """Return a field as it came, and of the tools those that the model is told of."""
+        """Return a field as sent; of tools, only those that the model is shown."""
         value = self._given.get(name)
         if name == "tools" and value is not None:
             return [tool for tool in value if tool.get("type") not in get_args(LeftOut)]
@@ -252,11 +253,11 @@ Fields = dict[str, Any]
 
 
 class _Form(NamedTuple):
-    """Names of an item and of the events about it."""
+    """Names in an item and its events."""
 
-    prefix: str  # of its id
+    prefix: str
     type: str
-    text: str  # in events, and of its part
+    text: str  # in events and in the part
 
 
 _FORMS = {
@@ -264,7 +265,7 @@ _FORMS = {
     PartKind.REASONING: _Form("rs", "reasoning", "reasoning_text"),
     PartKind.CALL: _Form("fc", "function_call", "function_call_arguments"),
 }
-_REPEATED: Fields = {  # fields of the request, and their values where it does not say
+_REPEATED: Fields = {  # fields that the response repeats, with their defaults
     "instructions": None,
     "max_output_tokens": None,
     "metadata": {},
@@ -278,15 +279,15 @@ _REPEATED: Fields = {  # fields of the request, and their values where it does n
 
 
 class ResponsesReply(PartsReply):
-    """The items of an answer, in the order in which they are written."""
+    """The items of an answer, in the order of writing."""
 
     def __init__(self, work: Work) -> None:
         super().__init__(work)
         self._body: ResponsesBody = work.request.body
         self._num_events = 0
-        self._items: list[Fields] = []  # that are complete
-        self._new_scores: list[Any] = []  # of tokens that are not told yet
-        # The item that is being written, and where its events say that it is.
+        self._items: list[Fields] = []
+        self._new_scores: list[Any] = []  # of tokens not sent yet
+        # The open item, and its place for events.
         self._form = _FORMS[PartKind.TEXT]
         self._item: Fields = {}
         self._place: Fields = {}
@@ -334,7 +335,7 @@ class ResponsesReply(PartsReply):
 
     def failure(self, error: ApiError) -> str:
         num_events = self._num_events
-        self._finish(is_complete=False, is_cut=True)  # what there is, untold
+        self._finish(is_complete=False, is_cut=True)  # keep the open item, but send no events
         self._num_events = num_events
         self._response |= {
             "status": "failed",
@@ -396,10 +397,8 @@ class ResponsesReply(PartsReply):
         return told
 
     def _finish(self, *, is_complete: bool, is_cut: bool) -> str:
-        """End the open item. A complete answer has a message or a call, which clients look for.
-
-        is_cut: the answer has ended within a call.
-        """
+        """End the open item. A complete answer gets a message or call, which clients look for.
+        is_cut: the answer ended within a call."""
         told = ""
         if is_complete and self.open in (None, PartKind.REASONING):
             told = self.begin_part(PartKind.TEXT)

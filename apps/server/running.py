@@ -1,4 +1,4 @@
-"""A server from its start to its end, and the sockets that it listens on."""
+"""A server from start to end, and its listening sockets."""
 
 from __future__ import annotations
 
@@ -21,19 +21,17 @@ from edge_spec.cli.options import ServerOptions
 from edge_spec.errors import DeviceError
 from edge_spec.loader import ModelOnDemand
 
-_BOTH_FAMILIES = ("127.0.0.1", "localhost")  # which many clients reach by ::1, or try it first
-# That a connection may be kept without a request. Clients keep theirs for the next one for about a
-# minute, and most do not ask again where it is closed under their request.
+_BOTH_FAMILIES = ("127.0.0.1", "localhost")  # many clients reach these by ::1, or try it first
+# Longest time to keep an idle connection. Clients keep theirs for about a minute, and most do not
+# retry a request whose connection is closed meanwhile.
 _KEPT_S = 75
-_LAST_S = 5.0  # after the time of grace, for clients that do not read
+_LAST_S = 5.0  # added to the grace period, for clients that do not read
 _log = logging.getLogger(__name__)
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
-    """Return sockets that accept connections; the first one has the port. Raises DeviceError.
-
-    localhost is listened to by both addresses: some clients know ::1 alone, or wait for it first.
-    """
+    """Return listening sockets, the first with the port. Raises DeviceError. For localhost listen
+    on ::1, too: some clients know only that address, or wait for it first."""
     try:
         opened = [_listen(host, port)]
     except OSError as error:
@@ -50,22 +48,19 @@ def listen(host: str, port: int) -> list[socket.socket]:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     both = host == "::" and socket.has_dualstack_ipv6()
     return socket.create_server((host, port), family=family, backlog=128, dualstack_ipv6=both)
 
 
 class _Server(uvicorn.Server):
-    """Ends by a signal; running answers have the time of grace.
-
-    model: the name of the first one. interrupted: by SIGINT.
-    """
+    """Ends by a signal, giving running answers a grace period. model: the first one's name.
+    interrupted: a SIGINT came."""
 
     def __init__(
         self, models: Models, options: ServerOptions, sockets: list[socket.socket]
     ) -> None:
-        """sockets: accept connections; the first one has the port."""
+        """sockets: listening; the first has the port."""
         self._models = models
         config = uvicorn.Config(
             build_app(models, options),
@@ -90,12 +85,12 @@ class _Server(uvicorn.Server):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def answer(self) -> None:
-        """Answer requests until it is told to end."""
+        """Serve until a signal or `should_exit`."""
         self.run(sockets=self._sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """End by the first signal, cut all answers by the second; the third ends the process, also
-        where a library does not return."""
+        """End at the first signal; cut all answers at the second; kill the process at the third,
+        even if a library does not return."""
         self.interrupted = self.interrupted or sig == signal.SIGINT
         if self._num_signals > 1:
             signal.signal(sig, signal.SIG_DFL)
@@ -110,7 +105,7 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._models.end_openings()  # a model may take longer than the time of grace
+        self._models.end_openings()  # opening may take longer than the grace period
         timer = asyncio.get_running_loop().call_later(self._grace_s, self._models.cancel)
         try:
             await super().shutdown(sockets)
@@ -127,8 +122,7 @@ class _Server(uvicorn.Server):
 
 @contextmanager
 def _opened(served: Engine | Sequence[ModelOnDemand], options: ServerOptions) -> Iterator[_Server]:
-    """A server of these models, of which the first is opened now. Connections wait until it
-    answers."""
+    """Yield a server, with the first model opened. Connections wait until it answers."""
     with ExitStack() as opened:
         models = Models.of(served, options)
         opened.callback(models.close)
@@ -143,14 +137,14 @@ def run(
     options: ServerOptions,
     announce: Callable[[str, str, int], None] = lambda model, url, port: None,
 ) -> None:
-    """Serve until a signal: SIGTERM returns, SIGINT raises KeyboardInterrupt, when
-    answers have ended or `options.grace_s` has passed. An engine is not closed.
+    """Serve until a signal, and until answers have ended or `options.grace_s` has passed.
 
-    announce: called with the model's name, the address and the port, when connections are accepted.
-    Raises DeviceError where the address cannot be used.
+    SIGTERM then returns; SIGINT raises KeyboardInterrupt. An engine is not closed. announce: called
+    with the model's name, the address and the port when connections are accepted. Raises
+    DeviceError if the address cannot be used, and what opening the first model raises.
     """
     with _opened(served, options) as server:
-        with server.capture_signals():  # who was told that it serves may end it
+        with server.capture_signals():  # before announcing: who hears of it may end it
             announce(server.model, server.url, server.port)
             server.answer()
         if server.interrupted:
@@ -158,7 +152,7 @@ def run(
 
 
 class RunningServer:
-    """A server in a thread of this process, for as long as the block lasts."""
+    """A server in a thread of this process, for the duration of the block."""
 
     def __init__(self, served: Engine | Sequence[ModelOnDemand], options: ServerOptions) -> None:
         """served: an engine, which is not closed, or models, of which the first is opened now."""

@@ -1,7 +1,7 @@
-"""JSON-RPC 2.0 on standard input and output, a message a line: its messages, what each method does,
-the conversations that do it, and the process with its pipes and its ends.
+"""JSON-RPC 2.0 on standard input and output, one message a line, for `edge-spec serve --stdio`.
 
-A conversation has one engine in a thread of its own, which does what it is asked in order.
+`run` reads lines, `Sidecar` dispatches them, and each `SidecarConversation` answers its requests in
+order, on an engine of its own in a thread of its own.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from edge_spec.apps.validation import told
 
 PROTOCOL: Final = 1
 MAX_LINE_BYTES = 4 * 1024 * 1024
-MAX_QUEUED = 16  # requests of a conversation, behind the one that is answered
+MAX_QUEUED = 16  # requests of a conversation behind the running one
 MAX_WAITING = 16  # lines read ahead
-CLOSING_S = 2.0  # for rounds in progress; they take as long as they take, but nobody waits longer
+CLOSING_S = 2.0  # longest wait for rounds in progress
 MAX_CONVERSATIONS = 4
-_MAX_NAME = 200  # characters, of a conversation
-_LOOK_S = 1.0  # between two looks whether a signal has come
-_FORMS = ("json_schema", "regex", "lark", "gbnf")  # options, and makers of `Grammar`
+_MAX_NAME = 200  # characters in a conversation's name
+_LOOK_S = 1.0  # between checks for a signal
+_FORMS = ("json_schema", "regex", "lark", "gbnf")  # both options and constructors of `Grammar`
 _SAMPLING = tuple(each.name for each in fields(SamplingParams) if each.name != "logit_bias")
 _PLAIN = ("max_tokens", "stop", "stop_token_ids", "logprobs", "prediction")
 Id = int | str
@@ -60,13 +60,13 @@ class Code(IntEnum):
     UNKNOWN_METHOD = -32601
     INVALID_PARAMS = -32602
     INTERNAL = -32603
-    EDGE_SPEC = -32000  # one of edge-spec's own errors: `data` has its type and remedy
+    EDGE_SPEC = -32000  # an EdgeSpecError: `data` has its type and remedy
     CANCELLED = -32800  # before the first token
-    BUSY = -32001  # a queue is full: nothing was done, and asking again later may do
+    BUSY = -32001  # a queue is full: nothing was done; retrying later may succeed
 
 
 class RpcError(Exception):
-    """Becomes an error response. id: of a request that could not be read, where it has one."""
+    """Becomes an error response. id: the request's, even if the rest of it is invalid."""
 
     def __init__(self, code: Code, message: str, id: Id | None = None) -> None:
         super().__init__(message)
@@ -75,7 +75,7 @@ class RpcError(Exception):
 
 
 class RpcRequest(BaseModel):
-    """id: None for a notification, which gets no response."""
+    """A JSON-RPC request. id: None for a notification, which gets no response."""
 
     model_config = ConfigDict(strict=True, frozen=True)
     jsonrpc: Literal["2.0"]
@@ -110,7 +110,7 @@ class RpcRequest(BaseModel):
 
 
 def answer_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options as `Engine.chat` takes them and checks them. Raises UsageError, RpcError."""
+    """Return JSON-RPC options as arguments of `Engine.chat`. Raises UsageError, RpcError."""
     forms = [name for name in _FORMS if given.get(name) is not None]
     if len(forms) > 1:
         raise RpcError(Code.INVALID_PARAMS, f"{' and '.join(forms)}: give one of them")
@@ -131,7 +131,7 @@ def result(id: Id | None, value: Any) -> dict[str, Any]:
 def failure(
     id: Id | None, error: Exception, produced: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the error response. produced: the result of an answer that had begun."""
+    """Return the error response. produced: the partial result of an answer that had begun."""
     kind = type(error).__name__
     told: dict[str, Any] = {"code": int(Code.INTERNAL), "message": kind}
     if isinstance(error, RpcError):
@@ -144,7 +144,7 @@ def failure(
 
 
 def chunk_message(id: Id, part: Chunk) -> dict[str, Any]:
-    """A notification: what one round added to a part of the answer of request `id`."""
+    """Return the notification of what one round added to the answer to request `id`."""
     tokens = [token.to_dict() for token in part.tokens]
     params: dict[str, Any] = {"id": id, "text": part.text, "tokens": tokens}
     if part.kind is not PartKind.TEXT:
@@ -156,8 +156,11 @@ def chunk_message(id: Id, part: Chunk) -> dict[str, Any]:
 
 @dataclass
 class Job:
-    """Holds what request `id` asks of an engine: `do` gives back its result, or the answer to
-    stream, which `stop` ends. produced: by an answer, however it ended."""
+    """A request to an engine.
+
+    do: returns the result, or the Generation to stream. stop: ends that. produced: an answer's
+    result, however it ended.
+    """
 
     id: Id
     do: Callable[[Engine], Any]
@@ -166,14 +169,17 @@ class Job:
 
 
 class SidecarConversation:
-    """jobs: those that are not answered yet, by their ids. last_stats: of the answer that ended
-    last. between_rounds: held by whoever uses the engine."""
+    """Answers its jobs in order in one thread.
+
+    jobs: those not answered yet, by request id. last_stats: of the latest answer. between_rounds:
+    hold this lock to use the engine.
+    """
 
     def __init__(
         self, send: Send, open_engine: Callable[[], Engine], engine: Engine | None = None
     ) -> None:
-        """open_engine: called in the conversation's thread at its first job, unless there is an
-        engine. That thread closes it."""
+        """open_engine: called in the conversation's thread at its first job unless `engine` is
+        given. That thread also closes the engine."""
         self.engine = engine
         self.jobs: dict[Id, Job] = {}
         self.last_stats: dict[str, Any] | None = None
@@ -183,7 +189,7 @@ class SidecarConversation:
         self._thread = ThreadPoolExecutor(1, "edge-spec-conversation")
 
     def submit(self, job: Job) -> None:
-        """Raises RpcError where too many wait already."""
+        """Queue a job. Raises RpcError if too many wait already."""
         if len(self.jobs) > MAX_QUEUED:
             text = f"{MAX_QUEUED} requests of this conversation wait already"
             raise RpcError(Code.BUSY, text)
@@ -201,13 +207,13 @@ class SidecarConversation:
     def _work(self, job: Job) -> None:
         try:
             response = result(job.id, self._do(job))
-        except Exception as error:  # a mistake of ours must not end the other conversations
+        except Exception as error:  # a bug must not end the other conversations
             _log(error)
             response = failure(job.id, error, job.produced)
         del self.jobs[job.id]
         try:
             self._send(response)
-        except ValueError as error:  # what JSON cannot hold, such as a note of another's
+        except ValueError as error:  # not valid JSON, such as NaN in a restored note
             self._send(failure(job.id, error))
 
     def _do(self, job: Job) -> Any:
@@ -225,7 +231,7 @@ class SidecarConversation:
                 self._send(chunk_message(job.id, chunk))
         finally:
             job.produced = written = outcome.result.to_dict()
-            del written["tokens"]  # they were streamed
+            del written["tokens"]  # already streamed
             self.last_stats = written["stats"]
         if outcome.result.finish_reason is FinishReason.CANCELLED and not outcome.result.tokens:
             read = f"{outcome.num_read} of {outcome.result.stats.prompt_n}"
@@ -242,7 +248,7 @@ class SidecarConversation:
 
 
 def _log(error: Exception) -> None:
-    """Print what is a mistake of ours."""
+    """Print the traceback of an unexpected error."""
     if not isinstance(error, RpcError | EdgeSpecError):
         traceback.print_exc()
 
@@ -300,23 +306,23 @@ def call(act: Callable[..., Any], params: dict[str, Any], *first: Any) -> Any:
 
 
 class Sidecar:
-    """Answers requests on an engine, which it closes. One thread calls `handle`.
+    """Answers requests on an engine, which it closes. Only one thread may call `handle`.
 
-    The first conversation uses the engine itself, others are forks of it. Beyond
-    MAX_CONVERSATIONS, the idle one that was used longest ago is closed; never the first.
+    The first conversation uses the engine itself, the others forks of it. Beyond MAX_CONVERSATIONS
+    the least recently used idle one is closed, but never the first.
     """
 
     def __init__(self, engine: Engine, send: Send) -> None:
         self._origin = engine
         self._send = send
         self._first = SidecarConversation(send, self._fork, engine)
-        self._conversations: dict[str, SidecarConversation] = {}  # used longest ago first
+        self._conversations: dict[str, SidecarConversation] = {}  # least recently used first
         self._shut = False
         own = (self.initialize, self.cancel, self.stats, self.shutdown)
         self._methods = {each.__name__: method(each) for each in own}
 
     def handle(self, line: bytes) -> bool:
-        """Answer at once or let a conversation answer; return False for `exit`."""
+        """Answer the line, or queue it for a conversation. Return False for `exit`."""
         try:
             request = RpcRequest.parse(line)
         except RpcError as error:
@@ -338,7 +344,7 @@ class Sidecar:
         return True
 
     def _answer(self, request: RpcRequest) -> Any:
-        """Return the result, or the job that answers."""
+        """Return the result, or the job that will answer."""
         if self._shut:
             raise RpcError(Code.INVALID_REQUEST, "after shutdown there is only exit")
         if request.method in self._methods:
@@ -352,7 +358,7 @@ class Sidecar:
             expected = f"a text of 1 to {_MAX_NAME} characters"
             raise RpcError(Code.INVALID_PARAMS, f"conversation has to be {expected}")
         if act is _set_drafter and (engine := self._named(name).engine) is not None:
-            return call(act, params, engine)  # at once, even within an answer
+            return call(act, params, engine)  # at once, even during an answer
         if request.id is None:
             raise RpcError(Code.INVALID_REQUEST, "this method needs an id to answer to")
         if self._job(request.id) is not None:
@@ -393,7 +399,7 @@ class Sidecar:
         }
 
     def shutdown(self) -> None:
-        """Cancel what runs and free the models within about CLOSING_S. Any thread may call it."""
+        """Cancel all jobs and close the engines, in about CLOSING_S. Callable from any thread."""
         self._shut = True
         everyone = {self._first, *list(self._conversations.values())}
         for conversation in everyone:
@@ -403,12 +409,11 @@ class Sidecar:
         self._conversations.clear()
 
     def _job(self, id: Id) -> Job | None:
-        """Return the job of a request that is not answered yet."""
         found = (each.jobs.get(id) for each in list(self._conversations.values()))
         return next(filter(None, found), None)
 
     def _named(self, name: str) -> SidecarConversation:
-        """Raises RpcError where there is no room for one more."""
+        """Return the conversation, new if need be. Raises RpcError if there is no room for it."""
         found = self._conversations.pop(name, None)
         if found is None and not self._conversations:
             found = self._first
@@ -433,11 +438,11 @@ class Sidecar:
 
 
 class Wire:
-    """Has the process's standard input and output for itself: whatever else prints, native
-    libraries and child processes included, does so on standard error, and reads nothing.
+    """Takes over the process's standard input and output.
 
-    `send` may be called from any thread. Where nobody reads any more, it calls `on_lost` and
-    drops the message.
+    Everything else in the process, native libraries and child processes included, then prints to
+    standard error and reads nothing. `send` may be called from any thread. If the reader has gone,
+    it calls `on_lost` and drops the message.
     """
 
     def __init__(self, on_lost: Callable[[], None]) -> None:
@@ -452,9 +457,9 @@ class Wire:
             os.dup2(nothing.fileno(), 0)
 
     def read(self) -> bytes | None:
-        """Return the next line without its end, the beginning of one that is too long; None at the
-        end of input."""
-        with suppress(OSError):  # a terminal that went away
+        """Return the next line without its newline, or None at the end of input. Of a line that is
+        too long, return only its first MAX_LINE_BYTES + 1 bytes."""
+        with suppress(OSError):  # the terminal went away
             line = end = self._source.readline(MAX_LINE_BYTES + 1)
             while end and not end.endswith(b"\n"):
                 end = self._source.readline(MAX_LINE_BYTES)
@@ -463,8 +468,8 @@ class Wire:
         return None
 
     def send(self, message: dict[str, Any]) -> None:
-        """Write a line, in ASCII, so that no reader splits it at one of Unicode's line separators.
-        Blocks while the other side does not read."""
+        """Write a message as one line. Blocks while the other side does not read. ASCII, so that no
+        reader splits it at one of Unicode's line separators."""
         left = memoryview(json.dumps(message, allow_nan=False).encode("ascii") + b"\n")
         try:
             with self._lock:
@@ -475,18 +480,17 @@ class Wire:
 
 
 def run(open_engine: Callable[[], Engine]) -> None:
-    """Serve standard input until `exit`, its end, SIGTERM, or until nobody reads an answer;
-    then cancel everything and return, for the process to end. Raises what `open_engine` raises.
+    """Serve until `exit`, the end of input, SIGTERM, or until nobody reads the answers.
 
-    This thread only waits, so that it notices every reason to end while a model is opened or a
-    pipe is full, too.
+    Then cancel everything and return. Raises what `open_engine` raises. The calling thread only
+    waits, so that it notices each of these even while a model is opened or a pipe is full.
     """
-    ends: SimpleQueue[None] = SimpleQueue()  # which a signal's handler may put into
+    ends: SimpleQueue[None] = SimpleQueue()  # safe to put into from a signal handler
     signal.signal(signal.SIGTERM, lambda number, frame: ends.put(None))
     wire = Wire(on_lost=lambda: ends.put(None))
     lines: Queue[bytes] = Queue(MAX_WAITING)
     opened: list[Sidecar] = []
-    errors: list[BaseException] = []  # for this thread to raise
+    errors: list[BaseException] = []  # raised by the calling thread
 
     def read() -> None:
         while (line := wire.read()) is not None:
@@ -506,7 +510,7 @@ def run(open_engine: Callable[[], Engine]) -> None:
         Thread(target=work, daemon=True).start()
     try:
         while True:
-            # The system may give a signal to another thread, which does not wake this one.
+            # The signal may reach another thread, which does not wake this one.
             with suppress(Empty):
                 ends.get(timeout=_LOOK_S)
                 break

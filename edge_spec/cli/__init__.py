@@ -1,1 +1,1 @@
-"""The command `edge-spec`: a thin layer over what commands do."""
+"""The command `edge-spec`, a thin layer over the packages that do the work."""

@@ -1,4 +1,4 @@
-"""`edge-spec generate`, `chat`, `serve` and `desktop`: what answers."""
+"""`edge-spec generate`, `chat`, `serve` and `desktop`."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 
 
 class AnswerWriter:
-    """Writes an answer while it comes: its text, and in a terminal what is thought before it,
-    dimmed."""
+    """Write an answer as it streams. A thought is shown dimmed, in a terminal only."""
 
     def __init__(self) -> None:
         self._is_thinking = False
@@ -52,7 +51,7 @@ class AnswerWriter:
             print(chunk.text, end="", flush=True)
 
     def finish(self) -> None:
-        """Ends the line, also of an answer that was interrupted."""
+        """End the line, also of an interrupted answer."""
         self._end_thought()
         print()
 
@@ -116,8 +115,11 @@ def generate(
 def _encoded(
     engine: Engine, prompt: str, asked: GenerateOptions, limit: int | None, reasoning: Reasoning
 ) -> tuple[Sequence[int], AnswerForm | None]:
-    """The prompt's tokens, and which parts the answer may have. Raises UnsupportedModelError for a
-    chat template that fails, and for a model that was not trained to fill in."""
+    """Return the prompt's tokens and the answer form, None for a raw prompt.
+
+    Raises UnsupportedModelError if the chat template fails, or for a suffix if the model was not
+    trained to fill in.
+    """
     text = engine.parts.text
     if asked.suffix is not None:
         most = TEXT_TOKENS if limit is None else limit
@@ -132,7 +134,7 @@ def _encoded(
 
 
 def _grammar(path: Path) -> Grammar:
-    """Raises UsageError for a file that is no JSON object."""
+    """Raises UsageError if the file cannot be read or holds no JSON object."""
     from edge_spec.text.grammar import Grammar
 
     try:
@@ -146,8 +148,8 @@ def _grammar(path: Path) -> Grammar:
 
 
 def _print(generation: Generation, as_json: bool) -> None:
-    """Raises KeyboardInterrupt after what there is of an interrupted answer, EdgeSpecError after
-    what there is of one that the model failed in."""
+    """Print the answer. Raises, once what was written is printed, KeyboardInterrupt if it was
+    interrupted and EdgeSpecError if the model failed."""
     from edge_spec.engine.results import cut_thought
 
     writer = AnswerWriter()
@@ -179,7 +181,7 @@ def chat(
     json: options.Json = False,
 ) -> None:
     """Talk to a model. /help lists the commands; Ctrl-C stops an answer."""
-    # Refused now rather than when the model is open.
+    # Refuse bad values before the model is opened.
     sampling.params()
     read_reasoning(sampling.reasoning)
 
@@ -191,7 +193,7 @@ def chat(
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions(ServerOptions):
-    """The options of `edge-spec serve`. With `stdio` those of the server are not looked at."""
+    """The options of `edge-spec serve`. With `stdio` the server's options are not checked."""
 
     alias: tuple[str, ...] = option(
         (),
@@ -263,7 +265,6 @@ def _models_on_demand(
     loading: options.AskedOptions,
     opening: Callable[..., Engine],
 ) -> list[ModelOnDemand]:
-    """Raises as `served_names` does."""
     from edge_spec.loader import ModelOnDemand, options_of_others
     from edge_spec.models.source import served_names
 
@@ -282,7 +283,7 @@ def _announce(model: str, url: str, port: int, names: Sequence[str], as_json: bo
         print(f"Serving {', '.join(names)} on {url}; Ctrl-C ends it.", file=sys.stderr, flush=True)
 
 
-_PARALLEL = 2  # answers at once: one that is read, and one that is asked for meanwhile
+_PARALLEL = 2  # answers at once: one being read, and one requested meanwhile
 
 
 def desktop(

@@ -1,6 +1,4 @@
-"""`edge-spec devices`, `plan`, `bench`, `verify` and `doctor`: what models can run on here, where
-one runs best, what drafting gains, whether it changes what a model writes, and whether all works.
-"""
+"""`edge-spec devices`, `plan`, `bench`, `verify` and `doctor`."""
 
 from __future__ import annotations
 
@@ -142,7 +140,7 @@ def plan(
 def _plan_lines(made: Plan) -> Iterator[str]:
     headings = ("place", "draft", "weights", "plain tokens/s", "memory", "why not")
     rows = list(map(_place_cells, made.placements))
-    # Columns that are empty but for their heading are left out.
+    # Leave out columns with nothing under their heading.
     columns = [column for column in zip(headings, *rows, strict=True) if {*column[1:]} != {"-"}]
     found, *cells = zip(*columns, strict=True)
     yield from table_lines((("", row) for row in cells), found)
@@ -171,7 +169,7 @@ def _memory(main: int, on_devices: Mapping[str, int]) -> str:
     return " + ".join([format_bytes(main), *parts])
 
 
-_PEER_WEIGHTS = "Q4_0"  # what all other libraries that read GGUF files read
+_PEER_WEIGHTS = "Q4_0"  # every other library for GGUF reads it
 
 
 @dataclass(frozen=True)
@@ -234,7 +232,7 @@ def bench(
 
 def _bench_settings(engine: Engine, loading: options.AskedOptions) -> dict[str, Any]:
     plan = engine.parts.plan
-    assert plan is not None  # it was opened by one
+    assert plan is not None  # open_engine always sets it
     head = [] if plan.options.head is None else [readable(plan.options.head.name)]
     return {
         "plan": engine.plan,
@@ -249,7 +247,7 @@ def _bench_settings(engine: Engine, loading: options.AskedOptions) -> dict[str, 
 
 
 class _Weights(NamedTuple):
-    """What another program reads, too."""
+    """A GGUF file that peers can read, too."""
 
     gguf: Path
     name: str
@@ -257,7 +255,7 @@ class _Weights(NamedTuple):
 
 
 def _shared_weights(model: str, loading: options.AskedOptions) -> _Weights:
-    """Choose one GGUF file for all, ourselves included."""
+    """Choose one GGUF file for all sides, ours included."""
     from edge_spec.core.export import ExportOptions
     from edge_spec.models.model_plan import ModelPlan
     from edge_spec.models.source import Source
@@ -287,8 +285,8 @@ def _measure(
 def _sample(
     engine: Engine, greedy: BenchMeasurement, per_category: int
 ) -> SampledMeasurement | None:
-    """Answer the first prompts of each category as conversations with the model are, where that
-    does not take the likeliest tokens, too."""
+    """Answer the first prompts of each category with the model's recommended chat sampling. Return
+    None if that sampling is greedy."""
     from edge_spec.core.recommended_sampling import sampling_source, sampling_text
     from edge_spec.diagnostics.bench.measuring import SampledMeasurement, measure, own_sides
     from edge_spec.diagnostics.bench.report import by_category
@@ -307,7 +305,7 @@ def _sample(
 
 
 def _remembering(loading: options.AskedOptions) -> list[str]:
-    """Names the drafters that would know a prompt's answer from an earlier one."""
+    """Return the drafters or options that would replay a prompt's earlier answer."""
     from edge_spec.drafters.factory import traits_of
 
     named = traits_of(loading.drafter).items()
@@ -336,7 +334,7 @@ def verify(
     from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
 
     entries = read_prompts(extent.prompts or OWN_PROMPTS)
-    # What is asked here says nothing of what will be asked.
+    # Do not keep the answers: these prompts predict nothing about real use.
     with (
         open_engine(model, loading, keeps_answers=False, explain=explain) as engine,
         ProgressBar() as progress,
@@ -375,7 +373,7 @@ def doctor(
 
     with ProgressBar() as progress:
         if asked.run:
-            _ = Source(model, progress).path  # fetches it
+            _ = Source(model, progress).path  # downloads the model
         report = diagnose(model, loading, progress, hashes=asked.hashes)
         is_whole = not asked.run or _try(report, model, loading, progress)
     print_result(json, document(report), page_lines(page(report)))
@@ -386,8 +384,7 @@ def doctor(
 
 
 def _try(report: Report, model: str, loading: options.AskedOptions, progress: Progress) -> bool:
-    """Add what the checks of the device find, and return whether all were made: Ctrl-C leaves what
-    is there."""
+    """Add the results of the device checks. Return False if Ctrl-C stopped them early."""
     from edge_spec.diagnostics.doctor.device import DeviceCheck, run_checks
     from edge_spec.diagnostics.doctor.report import note
     from edge_spec.diagnostics.report_files import files_sha256

@@ -1,4 +1,4 @@
-"""`edge-spec pull` and `export`: models of the hub, and bundles in other formats."""
+"""`edge-spec pull` and `export`: models from the hub, and bundles in other formats."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def pull(
         drafting = None if smaller is None else fetch(smaller, progress)
     found = [fetched] if drafting is None else [fetched, drafting]
     document = {}
-    if json:  # which takes long: it reads the files
+    if json:  # hashing reads whole files
         document = _document(fetched) | {"draft": drafting and _document(drafting)}
     print_result(json, document, (str(each.path) for each in found))
 
@@ -84,8 +84,8 @@ def _document(model: HubModel) -> dict[str, Any]:
 
 
 _PAIR = "Pair bundles"
-_SINGLE = "onnx"  # the format where none is named
-_COMPILED = "qnn"  # the one that is for one processor alone
+_SINGLE = "onnx"  # the default format
+_COMPILED = "qnn"  # the only format compiled for a single processor
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def export(
 
 
 def _choices(asked: AskedExport) -> ExportChoices | None:
-    """Returns those of a pair bundle; None for a single format. Raises UsageError."""
+    """Return the choices for a pair bundle, or None for a single format. Raises UsageError."""
     from edge_spec.models.pair_export import (
         ALL_FORMATS,
         choices_for,

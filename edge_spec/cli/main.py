@@ -1,4 +1,4 @@
-"""Entry point: runs a command and turns errors into one line and an exit status."""
+"""Entry point: run a command and turn errors into one line and an exit status."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ app = typer.Typer(
     help="Language models on your own machine, faster by lossless speculative decoding.",
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode="markdown",  # rich's own takes what is in brackets for a style
+    rich_markup_mode="markdown",  # rich's own markup would read brackets as styles
     pretty_exceptions_enable=False,
 )
 
@@ -57,16 +57,16 @@ def configure(
 
 
 def run(arguments: list[str], signals: EndSignals | None = None) -> int:
-    """The exit status: 0, 1 for a failure, 2 for bad usage, 3 where `verify` shows nothing, 128
-    and the number of a signal.
+    """Return the exit status: 0, 1 for a failure, 2 for bad usage, 3 where `verify` shows nothing,
+    128 plus the number of a signal.
 
-    signals: of those that came, libraries that are just being imported make other errors.
+    signals: a signal during an import can surface as any other error, so its status wins.
     """
     try:
         status = _run(arguments)
         sys.stdout.flush()
         sys.stderr.flush()
-    except BrokenPipeError:  # nobody reads the output any more
+    except BrokenPipeError:  # the reader closed the pipe
         status = READER_LEFT
     except (KeyboardInterrupt, typer.Abort):
         status = INTERRUPTED
@@ -80,14 +80,14 @@ def _run(arguments: list[str]) -> int:
     try:
         status = app(arguments, standalone_mode=False)
     except SystemExit as error:
-        if isinstance(error.__context__, BrokenPipeError):  # of which typer makes it
+        if isinstance(error.__context__, BrokenPipeError):  # typer turns it into SystemExit
             raise error.__context__ from None
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     return status if isinstance(status, int) else 0
 
 
 def _complain_of(error: Exception) -> int:
-    """The exit status. Raises the error itself where it was not raised on purpose, and to debug."""
+    """Print the error and return its status. Raise it again if unexpected, or when debugging."""
     if os.environ.get("EDGE_SPEC_DEBUG"):
         raise error
     if isinstance(error, EdgeSpecError):
@@ -95,16 +95,16 @@ def _complain_of(error: Exception) -> int:
     if isinstance(error, OSError):
         remedy = "Check the path, its permissions and the free space, or set EDGE_SPEC_CACHE."
         return _complain(f"{error}. {remedy}", 1)
-    # Click's own errors (an unknown option, say) know their text and status.
+    # Click's own errors, such as an unknown option, have a text and a status.
     if not hasattr(error, "format_message"):
         raise error
     text = " ".join(error.format_message().split()).rstrip(".")
-    if not text:  # no arguments: the help has been printed
+    if not text:  # no arguments: click has printed the help
         return 2
     return _complain(f"{text}. See edge-spec --help.", getattr(error, "exit_code", 2))
 
 
 def _complain(text: str, status: int) -> int:
-    with suppress(OSError):  # nobody reads it
+    with suppress(OSError):  # stderr may be closed
         print(f"edge-spec: {text}", file=sys.stderr, flush=True)
     return status

@@ -1,7 +1,8 @@
-"""Options that several commands share, those of a server with the hosts and origins that they let
-ask, how typer reads them, and the engine that they open.
+"""Options shared by several commands, how typer reads them, and opening their engine.
 
-No heavy import: every `--help` passes through here."""
+ServerOptions also decides which hosts and origins may send requests. Import nothing heavy here:
+every `--help` loads this module.
+"""
 
 from __future__ import annotations
 
@@ -41,13 +42,13 @@ if TYPE_CHECKING:
     from edge_spec.engine.engine import Engine
 
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^][:/?#@]+)(:[0-9]{0,5})?")  # a Host header
-# The host may be * for extensions and views of editors, where it changes with each installation.
+# An extension's or editor view's host differs with each installation, so it may be *.
 _ORIGIN = re.compile(
     r"(?!https?://\*)[a-z][a-z0-9+.-]*://(\*|[^/?#@*\s]*?)(?P<any_port>:\*)?", re.IGNORECASE
 )
 _KEY = re.compile(r"[ -~]+")
 _LEAST_S = 1e-3
-_OF_PROGRAMS = {  # options that the command line has in another form
+_OF_PROGRAMS = {  # fields that the command line sets through other options
     "max_tokens": Option("", least=1, type=int | None),
     "thought_tokens": Option("", least=0, type=int),
     "sampling": Option("", type=SamplingParams),
@@ -58,13 +59,13 @@ _several = partial(_server, (), read_as=list[str] | None)
 _limit = partial(option, panel="Limits of the server")
 _SAMPLING = "Sampling"
 _sampling = partial(option, None, panel=_SAMPLING)
-_OF_NO_DRAW = ("max_tokens", "reasoning")  # those that say nothing of how a token is chosen
+_OF_NO_DRAW = ("max_tokens", "reasoning")  # not part of SamplingParams
 
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """Says how the next token is chosen, and how long an answer may be. None: greedy for a single
-    answer, for conversations as the model's makers state, else as edge-spec does."""
+    """How the next token is chosen and how long an answer may be. None: greedy for `generate`; in
+    conversations the sampling that the model's makers recommend, else edge-spec's own."""
 
     max_tokens: int | None = _sampling(
         "Most tokens of an answer.  [default: 512, and 3584 for a thought]"
@@ -92,18 +93,17 @@ class SamplingOptions:
     )
 
     def params(self) -> SamplingParams:
-        """Raises UsageError for a value out of its range."""
+        """Raises UsageError for a value out of range."""
         return SamplingParams(**self.asked)
 
     @property
     def asked(self) -> dict[str, Any]:
-        """Returns what was given, by the names of SamplingParams."""
+        """The given values, by their names in SamplingParams."""
         given = {name: value for name, value in vars(self).items() if value is not None}
         return {name: value for name, value in given.items() if name not in _OF_NO_DRAW}
 
     def of_requests(self) -> dict[str, Any]:
-        """What holds for requests that do not say, by the names of ServerOptions. Raises
-        UsageError."""
+        """Return the defaults for requests, by their names in ServerOptions. Raises UsageError."""
         limit = self.max_tokens
         return {
             **({} if limit is None else {"max_tokens": limit, "thought_tokens": 0}),
@@ -114,7 +114,8 @@ class SamplingOptions:
 
 
 def origin_pattern(origin: str) -> str:
-    """Return the regular expression of an Origin header that is meant. Raises UsageError."""
+    """Return a regular expression for the Origin headers that `origin` allows. Raises
+    UsageError."""
     found = _ORIGIN.fullmatch(origin)
     if found is None:
         raise UsageError(
@@ -129,11 +130,12 @@ def origin_pattern(origin: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
-    """Raises UsageError.
+    """Settings of the server. Raises UsageError for a value out of range, or for an address that
+    other machines reach without a key.
 
-    max_tokens, sampling, reasoning: of requests that do not say. max_tokens None: to the end of
-    the context. thought_tokens: beside max_tokens, of a thought without a budget. asked_sampling:
-    of the page, in place of the makers' sampling.
+    max_tokens, sampling, reasoning: defaults for requests that do not set them; max_tokens None
+    means up to the end of the context. thought_tokens: added to max_tokens for a thought without a
+    budget. asked_sampling: the page's sampling, in place of the makers' recommendation.
     """
 
     host: str = _server("127.0.0.1", "The address; others than loopback need a key.")
@@ -174,7 +176,7 @@ class ServerOptions:
     def __post_init__(self) -> None:
         key = self.api_key
         if key is not None and not (isinstance(key, str) and _KEY.fullmatch(key)):
-            raise UsageError(  # which does not show it
+            raise UsageError(  # without showing the key
                 "the API key (--api-key) is empty or not ASCII", remedy="Set another one."
             )
         for name, known in {**declared_options(ServerOptions), **_OF_PROGRAMS}.items():
@@ -196,14 +198,13 @@ class ServerOptions:
 
     @property
     def is_loopback(self) -> bool:
-        """True if only this machine reaches the address."""
         return self.host == "localhost" or (_is_ip(self.host) and ip_address(self.host).is_loopback)
 
     def allows_host(self, header: str) -> bool:
-        """Return whether a request from this machine may call it so.
+        """Return whether a request from this machine may use this Host header.
 
-        A page of another site can have its own name lead here (DNS rebinding). Addresses belong to
-        no name, and no name server answers for localhost.
+        Another site's name may resolve to this machine (DNS rebinding). IP addresses are safe, as
+        no name resolves to another; localhost is safe, as no name server answers for it.
         """
         found = _HOST.fullmatch(header.strip().lower())
         name = found[1].strip("[]").removesuffix(".") if found else ""
@@ -236,8 +237,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on s
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the fields of each of its parameters that is a dataclass of declared options
-    as options, and calls it with an instance of the class."""
+    """Flatten a command's dataclass parameters into options, and pass it instances of them."""
     hints = get_type_hints(command, include_extras=True)
     groups = {
         name: (hint, declared_options(hint))
@@ -258,7 +258,7 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
             values[name] = group(**read)
         command(**values)
 
-    # What typer reads; `wraps` copied the command's own.
+    # The signature for typer; `wraps` copied the command's own.
     run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
     )
@@ -274,7 +274,7 @@ def _parameter(declared: Option) -> inspect.Parameter:
         annotation=Annotated[
             declared.read_as,
             typer.Option(
-                # Without a flag typer takes the name, and adds "--no-..." to a switch.
+                # Without an explicit flag typer derives one, with a "--no-..." twin for a bool.
                 *([declared.flag] if declared.own_flag or declared.is_in_seconds else []),
                 help=declared.help,
                 rich_help_panel=declared.panel,
@@ -298,8 +298,8 @@ def open_engine(
 ) -> Engine:
     """Open a model for a command.
 
-    report: instead of a bar on stderr. learns: from answers, while idle. explain: prints what runs,
-    who drafts and why. more: of `load_asked`. Raises as that does.
+    report: replaces the progress bar on stderr. learns: train on answers while idle. explain:
+    print what runs, who drafts and why. more: passed to `load_asked`, whose errors it raises.
     """
     from edge_spec.loader import load_asked
 
@@ -313,5 +313,5 @@ def open_engine(
         engine = load_asked(model, options, report or bar, learning=learning, **more)
     if explain:
         for line in engine.plan:
-            print(line, file=sys.stderr)  # stdout belongs to the answer
+            print(line, file=sys.stderr)  # keep stdout for the answer
     return engine

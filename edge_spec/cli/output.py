@@ -1,5 +1,7 @@
-"""Writes what commands print: one JSON document, or lines for people, and on
-stderr how far long work is: a bar in a terminal, elsewhere a line a step and what is left."""
+"""Print results as one JSON document or as lines for people, and progress on stderr.
+
+Progress is a bar in a terminal, elsewhere a line a step with the time left.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from edge_spec.diagnostics.report_files import Page
 
-_PIPE_COLUMNS = 10_000  # a line of a pipe is never folded
-_EVERY_S = 15.0  # outside of a terminal
-_TELLING = 0.02  # of the work: what is left cannot be told from less
+_PIPE_COLUMNS = 10_000  # wide enough that no line of a pipe is folded
+_EVERY_S = 15.0  # between progress lines outside a terminal
+_TELLING = 0.02  # least fraction of the work from which to estimate the time left
 
 
 def print_result(as_json: bool, document: Mapping[str, Any], lines: Iterable[str]) -> None:
@@ -29,24 +31,23 @@ def print_result(as_json: bool, document: Mapping[str, Any], lines: Iterable[str
 
 
 def print_json(document: Mapping[str, Any]) -> None:
-    """Prints it in one line, and all of it before whoever waits for it goes on."""
+    """Print one line of JSON and flush it, for a reader that waits for it."""
     text = dumps(document, ensure_ascii=False)
-    # Half a character, which no encoding has, is escaped as JSON escapes it.
+    # A lone surrogate has no UTF-8 encoding; "backslashreplace" writes JSON's own escape.
     print(text.encode("utf-8", "backslashreplace").decode("utf-8"), flush=True)
 
 
 def table_lines(
     rows: Iterable[tuple[str, Sequence[str]]], headings: Sequence[str] = ()
 ) -> Iterator[str]:
-    """Yield columns that line up; a pipe gets each row in one line. rows: each a style and its
-    cells."""
+    """Yield aligned columns; in a pipe each row is one line. rows: a style and its cells."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     table = Table(*headings, box=None, pad_edge=False, show_header=bool(headings))
     for style, cells in rows:
-        # Text: nothing that a driver, a server or a model says is read as markup.
+        # Text, so that rich reads no markup from drivers, servers or models.
         table.add_row(*(Text(printable(cell)) for cell in cells), style=style)
     for column in table.columns:
         column.overflow = "fold"
@@ -57,7 +58,7 @@ def table_lines(
 
 
 def page_lines(page: Page) -> Iterator[str]:
-    """Yield a report: its text folded between words, its tables in columns."""
+    """Yield a report as lines: text folded between words, tables in columns."""
     for part in page:
         if isinstance(part, str):
             yield from table_lines([("", (part,))])
@@ -68,16 +69,15 @@ def page_lines(page: Page) -> Iterator[str]:
 
 
 def printable(text: str) -> str:
-    """Removes what a terminal would take for a command: a model may have any character in its
-    tokens and names."""
+    """Replace control characters, which a model may have in tokens and names, by "?"."""
     return "".join(each if each.isprintable() or each == "\n" else "?" for each in text)
 
 
 class ProgressBar:
-    """Shows progress from the first report on, and disappears at the end.
+    """Show progress from the first report on, and disappear at the end.
 
-    A step has one bar. What is told of it in brackets may change: "Training (41 % accepted)" is the
-    same step as "Training (42 % accepted)".
+    Each step has one bar. A step is named by the text before " (": "Training (41 % accepted)" and
+    "Training (42 % accepted)" are the same step.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -85,8 +85,8 @@ class ProgressBar:
         self._bar: Any = None
         self._tasks: dict[
             str, Any
-        ] = {}  # in a terminal its number, else when and where it began, and is
-        self._told = 0.0  # when a line was written last
+        ] = {}  # rich's task number; outside a terminal (begin time, first, last fraction)
+        self._told = 0.0  # time of the last line
 
     def __call__(self, what: str, fraction: float) -> None:
         step = what.partition(" (")[0]
@@ -107,7 +107,7 @@ class ProgressBar:
     def _print(self, what: str, fraction: float, step: str) -> None:
         now = self._clock()
         begun_s, begun, last = self._tasks.get(step, (now, fraction, math.inf))
-        begins = last == math.inf or (fraction < last and fraction < _TELLING)  # or begins again
+        begins = last == math.inf or (fraction < last and fraction < _TELLING)
         self._tasks[step] = (now, fraction, fraction) if begins else (begun_s, begun, fraction)
         if begins:
             print(f"{what} ...", file=sys.stderr, flush=True)

@@ -1,6 +1,6 @@
-"""Ends a command early: after a signal, or because nobody reads what it writes.
+"""End a command early, after a signal or when nobody reads its output.
 
-Imports nothing that takes time: signals are to be handled from the start.
+Imports nothing slow, since signals must be handled from the start.
 """
 
 from __future__ import annotations
@@ -15,24 +15,23 @@ from types import FrameType
 
 from edge_spec.core.callbacks import comes_later
 
-_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")  # those that the system has
-_BY_SIGNAL = 128  # is added to its number, as shells do
+_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")  # some exist on one system only
+_BY_SIGNAL = 128  # shells add it to the signal's number
 INTERRUPTED = _BY_SIGNAL + signal.SIGINT
 READER_LEFT = _BY_SIGNAL + 13  # SIGPIPE, which Windows lacks and Python ignores
 
 
 class EndSignals:
-    """The first signal becomes KeyboardInterrupt, so that files and processes are cleaned up; from
-    then on they do what the system has them do, which ends even a process that hangs."""
+    """Turn the first signal into KeyboardInterrupt, so that files and processes are cleaned up.
+    Then restore the system's handlers, so that a further signal ends even a process that hangs."""
 
     def __init__(self) -> None:
         self._came: int | None = None
         self._taken: list[int] = []
-        self._unheard = 0  # those that came since Python last called a handler
+        self._unheard = 0  # signals since Python last called a handler
 
     def acquire(self) -> None:
-        """Watches the signals from now on, but for those that whoever started the process has
-        turned off, as nohup does."""
+        """Handle the signals, except those that the parent process ignores, as nohup does."""
         for name in _NAMES:
             number = getattr(signal, name, None)
             if number is None:
@@ -42,11 +41,13 @@ class EndSignals:
                 self._taken.append(number)
 
     def watch(self) -> None:
-        """While the main thread is in a call of a library, Python calls no handler: from now on,
-        the second signal that waits for that ends the process. After `prepare_streams`: it opens
-        files."""
+        """From now on, end the process at the second signal that Python has not handled.
+
+        Python calls no handler while the main thread is inside a library call. Call this after
+        `prepare_streams`, as it opens files.
+        """
         reader, writer = os.pipe()
-        if sys.platform != "win32":  # where it need not be so
+        if sys.platform != "win32":  # Windows does not require it
             os.set_blocking(writer, False)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         Thread(target=self._watch, args=(reader,), daemon=True).start()
@@ -60,12 +61,11 @@ class EndSignals:
 
     @property
     def status(self) -> int | None:
-        """Returns the exit status of a process that a signal ended; None where none came."""
+        """The exit status after a signal, or None if none came."""
         return None if self._came is None else _BY_SIGNAL + self._came
 
     def release(self) -> None:
-        """Gives signals back to the system, which has them do what they usually do: nothing is left
-        to clean up."""
+        """Restore the system's handlers, once nothing is left to clean up."""
         for number in self._taken:
             signal.signal(number, signal.SIG_DFL)
 
@@ -81,16 +81,16 @@ class EndSignals:
 
 
 def prepare_streams() -> None:
-    """Standard streams that are closed become empty ones: their numbers would go to the next files
-    that are opened, which libraries would then print into. The others take any text."""
+    """Replace closed standard streams by empty ones, and let the others print any text. Otherwise
+    the next opened files would get their numbers, and libraries would print into them."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         with suppress(OSError):
             os.fstat(number)
             continue
-        os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+        os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
         stream = os.fdopen(number, "r" if number == 0 else "w", closefd=False)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     for given in (sys.stdin, sys.stdout, sys.stderr):
-        if isinstance(given, TextIOWrapper):  # bytes or characters that the terminal lacks
+        if isinstance(given, TextIOWrapper):  # replace what its encoding lacks
             given.reconfigure(errors="replace")

@@ -1,5 +1,4 @@
-"""Begins and ends the process of a command: signals are handled before anything that takes time is
-imported."""
+"""Begin and end the process of a command, handling signals before any slow import."""
 
 from __future__ import annotations
 
@@ -11,11 +10,11 @@ from edge_spec.cli.signals import EndSignals, prepare_streams
 
 
 def main() -> None:
-    """End the process with the exit status of `edge_spec.cli.main.run`.
+    """Run the command line and end the process at once with the status of `edge_spec.cli.main.run`.
 
-    It ends at once. A thread of a library may never end: pywebview's waits for a page's answer for
-    good where the window is closed before it. And a thread of ours that is within a library would
-    take the process down when it comes back to an interpreter that is no more.
+    Ending at once avoids waiting for library threads that may never end: pywebview's waits for a
+    page's answer forever if the window was closed first. It also avoids a crash when a thread of
+    ours returns from native code into a finalized interpreter.
     """
     signals = EndSignals()
     try:
@@ -25,9 +24,9 @@ def main() -> None:
         from edge_spec.cli.main import run
 
         status = run(sys.argv[1:], signals)
-    except KeyboardInterrupt:  # while importing
+    except KeyboardInterrupt:  # during an import
         status = signals.status or 1
-    except BaseException:  # to debug
+    except BaseException:  # unexpected, or raised again for debugging
         traceback.print_exc()
         status = 1
     signals.release()

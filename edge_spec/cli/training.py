@@ -1,4 +1,4 @@
-"""`edge-spec distill`, `learn` and `tune-skip`: drafters that are trained or searched for here."""
+"""`edge-spec distill`, `learn` and `tune-skip`: train or search for drafters on this machine."""
 
 from __future__ import annotations
 
@@ -103,9 +103,8 @@ def forget(model: _Model = None, json: options.Json = False) -> None:
 
 
 def _kept(model: str | None) -> tuple[list[Path], list[Path]]:
-    """Returns folders of --learn and files of --remember, of this model, by its name or that of the
-    folder or file; of all where None. Raises UsageError where there is nothing of a model that was
-    named."""
+    """Return folders of --learn and files of --remember, of `model` or of all for None. A model is
+    named by its own name or its folder's or file's. Raises UsageError if nothing is kept of it."""
     from edge_spec.distill.idle_learning import kept_folders
     from edge_spec.drafters.lookup import answers
 
@@ -146,7 +145,7 @@ _PROMPTS = (
     "Write a Python function that removes duplicates from a list and explain it.",
     "List five things to check before buying a used bicycle.",
 )
-_TOKENS = 128  # of each answer
+_TOKENS = 128  # per answer
 
 
 def tune_skip(
@@ -183,7 +182,6 @@ def tune_skip(
 
 
 def _best_parts(engine: Engine, progress: Progress) -> dict[str, ChosenPart]:
-    """Return the parts by the names of the drafters that run them."""
     from edge_spec.placement.layer_selection import Judge, best_exit, best_nested
     from edge_spec.scheduler.cost import RowCosts
     from edge_spec.scheduler.measure import median_seconds, quick_passes
