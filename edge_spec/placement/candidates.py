@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -26,7 +27,8 @@ from edge_spec.models.source import Source
 from edge_spec.scheduler.machine import available_cores
 from edge_spec.scheduler.profile import ProfileKey, profile_key
 
-_FOR_CHECKS = ("reference",)  # slower than any other runtime
+# Slower than any other runtime. Core AI computes on one core on Linux.
+FOR_CHECKS: tuple[str, ...] = ("reference", "coreai") if sys.platform == "linux" else ("reference",)
 _CHEAP_BYTES = 150_000_000  # of a model's files, for a conversion of half a minute
 
 
@@ -120,7 +122,7 @@ def candidates(
         return not _is_there(source, options, device), device.runtime != usual
 
     for device in sorted(devices, key=order):
-        if device.runtime in _FOR_CHECKS:
+        if device.runtime in FOR_CHECKS:
             continue
         if device.name is None or device.fault is not None:
             name = f" {device.name}" if device.name else ""
