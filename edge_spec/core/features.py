@@ -29,8 +29,8 @@ class GivesFeatures(Protocol):
 
     def collect_features(self, layers: Sequence[int], on_prefilled: OnPrefilled) -> None:
         """Make later passes fill `Forward.features`, and prefills call `on_prefilled`. layers: ids
-        0 to num_layers, ascending; none at first. Raises UnsupportedModelError where the library
-        cannot, ValueError for other ids."""
+        0 to num_layers, ascending; none, as at first: stop. Raises UnsupportedModelError where the
+        library cannot, ValueError for other ids."""
 
 
 @runtime_checkable
@@ -77,7 +77,7 @@ class SharesKeysValues(Protocol):
     """A session whose keys and values another network may attend to."""
 
     def share_keys_values(self, layers: Sequence[int]) -> None:
-        """Share these layers' own keys and values from now on; none at first. Raises
+        """Share these layers' own keys and values from now on; none, as at first: stop. Raises
         UnsupportedModelError where the library cannot."""
 
     def keys_values(self, layer: int) -> tuple[np.ndarray, np.ndarray] | None:

@@ -100,9 +100,9 @@ def isolated(
     lifeline: Lifeline | None = None,
     on_step: Callable[[float], None] | None = None,
 ) -> Any:
-    """Return the result of `work`, a module-level function, as JSON. Raises IsolatedError.
-    lifeline: ends several calls' processes. on_step: receives in this thread what the work passes
-    to `tell`; if it raises, the work ends."""
+    """Return the result of `work`, a module-level function, decoded from JSON. Raises
+    IsolatedError. lifeline: ends several calls' processes. on_step: receives in this thread what
+    the work passes to `tell`; if it raises, the work ends."""
     with ExitStack() as opened:
         held = lifeline or opened.enter_context(Lifeline())
         found, errors, status = _run(work, arguments, timeout_s, held, on_step)

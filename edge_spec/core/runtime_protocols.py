@@ -31,9 +31,9 @@ class SharesPasses(Protocol):
         """Return each part's scores, and leave its session as its own `forward` would.
 
         One thread at a time may call it; other sessions may pass meanwhile. No session may satisfy
-        `collects_alone`. num_rows: width to pad the pass to. If some rows are unscored, others may
-        lack hidden states. If it raises, no session has a last forward, and each may score its tree
-        by itself.
+        `collects_alone`. num_rows: width to pad the pass to, at least the rows of all parts. If
+        some rows are unscored, others may lack hidden states. If it raises, no session has a last
+        forward, and each may score its tree by itself.
         """
 
 

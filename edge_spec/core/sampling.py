@@ -128,8 +128,8 @@ class Sampler:
 
     def choose(self, logits: np.ndarray, path: Sequence[int]) -> TokenChoice:
         """Return the token after the output and `path`, the row's own draft tokens. logits: [vocab]
-        float32, not modified. Like `probs` and `preference`, raises SessionError unless logits are
-        finite and allow a token."""
+        float32, not modified. Like `probs` and `preference`, raises SessionError if the largest
+        logit is not finite (NaN counts; -inf: no token is allowed)."""
         if not self._raw:
             logits = self._processed(logits, path)
         if self.params.greedy:

@@ -317,7 +317,7 @@ def chain_first(tree: TokenTree, num_rows: int, min_reach: float = 0.0) -> Token
 
 def likeliest(tree: TokenTree, num_rows: int, min_reach: float = 0.0) -> TokenTree:
     """Select the `num_rows` likeliest rows with a reach of at least `min_reach`, required ones
-    first. K_SEQ siblings are kept or dropped together, by the least likely."""
+    first, however unlikely. K_SEQ siblings are kept or dropped together, by the least likely."""
     if tree.siblings is Siblings.K_SEQ and tree.draft_probs and not tree.is_chain:
         return tree.select(sorted(_likeliest_groups(tree, num_rows, min_reach)))
     reach = tree.reach

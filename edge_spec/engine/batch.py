@@ -63,9 +63,9 @@ _log = logging.getLogger(__name__)
 class Scored(NamedTuple):
     """The outcome of a pass for one conversation.
 
-    num_rows: expected in `out`. charged_s: its part of a shared pass, without waiting; None if
-    alone. num_sharing: conversations in the pass. tree: the scored part of the tree, if it may be
-    less.
+    num_rows: expected in `out`. charged_s: its part of the pass, without waiting for its turn; None
+    if the pass was not queued. num_sharing: conversations in the pass. tree: the scored part of the
+    tree, if it may be less.
     """
 
     out: Forward
@@ -268,7 +268,7 @@ class Batch:
             return Scored(session.forward(padded), len(padded))
         if len(tree) > 1:
             (self._divisible.add if values else self._divisible.discard)(session)
-        # A single row would count as a plain step, which decides near ties.
+        # A tree cut to one row would count as a plain step, which decides near ties.
         least = 2 if self._lossless.replays else 1
         request = _TreeRequest(session, tree, num_rows, values, least)
         self._submit(request)

@@ -225,9 +225,9 @@ class AskedOptions:
         "auto, none, or names joined by commas: suffix, recycling, lookahead, jacobi, corpus, "
         "answers, draft-model, cascade, eagle, medusa, dflash, assistant, early-exit, "
         "layer-skip.",
-        more="`auto` is `suffix`, `suffix,corpus` where there is a corpus, `suffix,cascade` "
-        "where there is a draft, `suffix,answers` with `--remember`: "
-        "[drafters.md](drafters.md).",
+        more="`auto` is `suffix`, with `recycling` where wide passes are cheap; with a draft "
+        "`suffix,cascade`, with a head `suffix` and the head; `--corpus` adds `corpus`, "
+        "`--remember` adds `answers`: [drafters.md](drafters.md).",
     )
     draft: str | Sequence[str] | None = model_option(
         None,

@@ -155,8 +155,8 @@ _HELD = (40, 23)  # tokens held by the two conversations
 _ROWS = ((1, 1), (1, 3), (4, 2), (5, 6), (8, 8))  # rows of the two in one pass
 _WIDE_ROWS = (9, 14)  # if a pass has room
 _PROMPT, _LARGE_PROMPT = 256, 64  # tokens; a large model needs fewer
-# Tokens of a prompt per pass while others decode. On two cores, 32 take a few rounds, at 1.33 ms
-# each and 1.27 ms in a pass of 256.
+# Tokens of a prompt per pass while others decode. On two cores, 32 take as long as a few rounds, at
+# 1.33 ms a token (1.27 in a pass of 256).
 SLICE_TOKENS = 32
 
 

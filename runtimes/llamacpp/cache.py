@@ -72,7 +72,8 @@ class Cache:
             return self._sequences[-1]
 
     def leave(self, sequence: CacheSequence) -> None:
-        """Close a conversation without waiting: the next pass frees its cells."""
+        """Close a conversation without waiting: its cells are freed now, or by the next pass if one
+        runs."""
         sequence.is_closed = True
         if self._lock.acquire(blocking=False):
             try:

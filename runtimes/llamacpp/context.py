@@ -33,7 +33,8 @@ WHOLE, RECURRENT = 0, 1  # llama_state_seq_flags: all layers, or recurrent ones
 
 
 class Batch:
-    """The tokens of a pass. `struct`, a `llama_batch`, points into its arrays."""
+    """The tokens of a pass. `struct`, a `llama_batch`, points into its arrays, which are written in
+    place and live as long as this."""
 
     def __init__(self, batch_type: type[ctypes.Structure], num_tokens: int) -> None:
         self._tokens = np.zeros(num_tokens, np.int32)
@@ -193,7 +194,8 @@ class Context:
     # Sequences
 
     def remove(self, number: int, start: int = -1, end: int = -1) -> bool:
-        """Remove positions of a sequence; -1: all. Return False if the library cannot."""
+        """Remove positions [start, end) of a sequence; -1: from the first, to the last. Return
+        False if the library cannot."""
         return bool(self._weights.library.llama_memory_seq_rm(self.memory, number, start, end))
 
     def copy(self, source: int, target: int, start: int = -1, end: int = -1) -> None:

@@ -54,7 +54,7 @@ class DeviceGuard:
         self._library = library
         self._workers: set[Worker] = set()
         self._idle: list[Worker] = []  # last used first: its thread is warm
-        # Must outlive all calls.
+        # Must live as long as the process.
         self._handlers = _Handler(self._thrown), _AbortHandler(self._aborted)
         library.ggml.ggml_set_abort_callback(self._handlers[1])
         set_terminate = _set_terminate()

@@ -36,8 +36,8 @@ class Place:
 
 
 class Places:
-    """The saved places of a text. Beyond a bound, the first unused one between the lowest and the
-    newest goes, else the lowest, where most texts that share its beginning resume."""
+    """The saved places of a text. Beyond a bound of memory, the first one that was never of use
+    goes, and the lowest only after those: most texts that share its beginning resume there."""
 
     def __init__(self) -> None:
         self._places: list[Place] = []  # by length

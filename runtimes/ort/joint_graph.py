@@ -2,7 +2,7 @@
 
 Attention of exporters/onnx/graph.py is repeated for each session's place, with a suffix to names of
 inputs and caches; products take all rows. Attention is the operator of a session's own pass, on the
-same shapes, so scores are as equal bit for bit as in passes of different widths.
+same shapes: scores are bit-identical to that pass wherever rows agree across widths of passes.
 
     attention_rows@P   [attended] int64   the pass's row that each attended row of place P repeats
     kept_rows          [rows] int64       the attended row, over all places, for each row

@@ -2,7 +2,8 @@
 
 Parts serve self-speculation: early exit (Elhoushi et al. 2024, LayerSkip) and layer skipping (Zhang
 et al. 2023, Draft & Verify; Xia et al. 2024, SWIFT). A part writes after the target's committed
-tokens, and the target's next pass overwrites all of that: its scores do not change.
+tokens, and the target overwrites those slots in every layer before it reads them: its scores do not
+change.
 """
 
 from __future__ import annotations
@@ -65,8 +66,9 @@ class _Bound:
 class _Passes(Generic[Cache]):
     """Commits tokens and scores rows after them, in passes of one graph over a cache.
 
-    A pass is one `run_with_iobinding`; on the CPU, numpy and onnxruntime share all buffers. CUDA
-    graphs would replay the growing total length, which GroupQueryAttention reads from main memory.
+    A pass is one `run_with_iobinding`; on the CPU, numpy and onnxruntime share all buffers. There
+    are no CUDA graphs: one would replay the total length it was made with, which
+    GroupQueryAttention reads from main memory and which grows.
     runs [2 * layers] bool: the next pass's sublayers; None: all.
     """
 

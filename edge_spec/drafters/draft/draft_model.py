@@ -61,8 +61,8 @@ class DraftModelDrafter(LearningDrafter, StageDrafter):
 
     vocab_size: of the target. Ids beyond the smaller vocabulary are padding, never proposed, and
     read as another token. level: drafts for the draft. shared: the session reads its target's
-    cache. anticipates: it reads ahead while the target verifies, except after trees of samples.
-    reopened: replaces a failed session, or raises.
+    cache. anticipates: it reads ahead while the target verifies, on a session that nobody else
+    needs meanwhile, except after trees of samples. reopened: replaces a failed session, or raises.
     """
 
     traits = TRAITS["draft-model"]
@@ -279,7 +279,8 @@ class Draft:
     `close` ends both; `close_session` leaves the model to others. vocab_size: of the target.
     step_s: seconds of a pass, if known. level: makes what drafts for the draft. translated: makes a
     drafter with the target's tokens, if the draft has others. anticipates: it reads ahead while the
-    target verifies. identity: changes with whatever may change a bit of its cache.
+    target verifies, on a session that nobody else needs meanwhile. identity: changes with whatever
+    may change a bit of its cache.
     """
 
     def __init__(

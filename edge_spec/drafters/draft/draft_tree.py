@@ -134,7 +134,7 @@ class DraftChooser:
         return Draw(tokens, SIBLING_KINDS[: len(tokens)], probs)
 
     def fitted(self, logits: np.ndarray) -> np.ndarray:
-        """Return [target vocab] logits. Raises ValueError unless finite."""
+        """Return [target vocab] logits. Raises ValueError unless the largest is finite."""
         logits = logits[: self._vocab_size]
         if not np.isfinite(logits.max()):  # NaN if any logit is
             raise ValueError("logits that are not finite")

@@ -35,7 +35,7 @@ from edge_spec.drafters.lookup.recycling import top_tokens
 from edge_spec.drafters.protocol import GREEDY, Budget
 from edge_spec.drafters.tree_builder import Candidate, Growth, LearningDrafter, grow, nothing
 
-_MAX_ROWS = 64  # of a tree, with sampled children
+_MAX_ROWS = 64  # rows of a sampled tree that may have children
 
 
 class RowScores(NamedTuple):
@@ -56,8 +56,8 @@ class RowScores(NamedTuple):
         return found
 
     def ranked(self) -> list[tuple[int, int]]:
-        """Return (target token, kind) of the likeliest, descending. Raises ValueError for NaN or
-        infinity."""
+        """Return (target token, kind) of the likeliest, descending. Raises ValueError if the
+        largest logit is not finite."""
         if self.likeliest is None or self.shares is None:
             peak = self.logits.max()
             if not np.isfinite(peak):  # NaN if any logit is
