@@ -47,7 +47,7 @@ def test_the_reference_shows_every_public_name_and_the_comments_of_fields(site: 
     page = (site / "reference.html").read_text("utf-8")
     shown = set(re.findall(r'<h3 id="(?:edge_spec\.)?(\w+)"', page))
     assert set(edge_spec.__all__) <= shown
-    assert "# of the random draws, where there were any" in page  # of GenerationResult.seed
+    assert "# of the random draws, if any" in page  # of GenerationResult.seed
 
 
 def test_the_start_page_is_the_readme_with_links_that_hold(site: Path) -> None:
