@@ -165,7 +165,9 @@ class ServerOptions:
     client_timeout_s: float = _limit(
         30.0, "Seconds that a client may take to send the body of a request.", least=_LEAST_S
     )
-    grace_s: float = _limit(30.0, "Seconds that answers have to end on a signal.", least=0)
+    grace_s: float = _limit(
+        30.0, "Seconds that answers have to end on a signal.", least=0, most=86_400
+    )
     max_body_bytes: int = _limit(2 << 20, "Largest request.", least=1)
     max_tokens: int | None = TEXT_TOKENS
     thought_tokens: int = THOUGHT_TOKENS

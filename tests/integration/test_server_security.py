@@ -133,6 +133,7 @@ def test_loopback_needs_none(host: str) -> None:
         {"max_body_bytes": 0},
         {"queue_timeout_s": float("nan")},
         {"grace_s": float("nan")},
+        {"grace_s": float("inf")},
         {"max_tokens": 0},
         {"max_tokens": "5"},
         {"thought_tokens": -1},
