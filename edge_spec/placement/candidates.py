@@ -28,7 +28,7 @@ from edge_spec.scheduler.machine import available_cores
 from edge_spec.scheduler.profile import ProfileKey, profile_key
 
 # Slower than any other runtime. Core AI computes on one core on Linux.
-FOR_CHECKS: tuple[str, ...] = ("reference", "coreai") if sys.platform == "linux" else ("reference",)
+_FOR_CHECKS = ("reference", "coreai") if sys.platform == "linux" else ("reference",)
 _CHEAP_BYTES = 150_000_000  # of a model's files, for a conversion of half a minute
 
 
@@ -122,7 +122,7 @@ def candidates(
         return not _is_there(source, options, device), device.runtime != usual
 
     for device in sorted(devices, key=order):
-        if device.runtime in FOR_CHECKS:
+        if device.runtime in _FOR_CHECKS:
             continue
         if device.name is None or device.fault is not None:
             name = f" {device.name}" if device.name else ""

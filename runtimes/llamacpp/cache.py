@@ -128,7 +128,7 @@ class Cache:
 
     def _require_streams(self, streams: Sequence[Tapped]) -> None:
         """Try new streams with a one-token pass in a context of its own."""
-        untried = [each for each in streams if each not in self.weights.known_streams]
+        untried = [each for each in streams if each.layer not in self.weights.known_streams]
         if not untried:
             return
         tap, batch = new_tap(self.weights, 1), Batch(self.weights.library.llama_batch, 1)
@@ -146,7 +146,7 @@ class Cache:
             named = f"inputs of the layers {', '.join(map(str, missing))}"
             architecture = self.weights.config.architecture
             raise unsupported(f"{named} of the architecture {architecture!r}")
-        self.weights.known_streams.update(untried)
+        self.weights.known_streams.update(each.layer for each in untried)
 
     def settle(self, sequence: CacheSequence, rows: int = 0) -> Context:
         """Drop uncommitted rows, make room for `rows`. Raises SessionError, DeviceMemoryError."""

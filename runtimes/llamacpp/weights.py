@@ -50,7 +50,7 @@ class GgufWeights:
         self._lock = Lock()  # threads may open contexts concurrently
         self.vocab_size = library.vocab_size(handle)
         self.hidden_size = library.llama_model_n_embd(handle)
-        self.known_streams: set[object] = set()  # that the library is known to return
+        self.known_streams: set[int] = set()  # layers whose inputs the library is known to return
         self.state_window = library.llama_model_n_swa(handle)
         self.is_hybrid = library.llama_model_is_hybrid(handle)
         self.gives_final_states = not self.is_hybrid or config.architecture in _HYBRIDS_WITH_STATES

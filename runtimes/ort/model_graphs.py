@@ -58,8 +58,9 @@ class ModelGraphs(GraphLoader):
         return self.whole if threads == self.threads else self._slim
 
     def is_ready(self, threads: int) -> bool:
-        """Load the graph with fewer threads in the background, if memory allows a second copy of
-        the packed weights: onnxruntime cannot change a loaded graph's threads."""
+        """Return whether `with_threads` has a graph. If not, load it in the background, if memory
+        allows a second copy of the packed weights: onnxruntime cannot change a loaded graph's
+        threads."""
         with self._threads_lock:
             if self._opening is None and threads != self.threads and self.has_room():
                 self._opening = Thread(target=self._open_slim, args=(threads,), daemon=True)

@@ -91,5 +91,8 @@ def test_a_graph_with_fewer_threads_gives_the_features_that_are_asked_for(model:
 
 def test_a_model_is_closed_while_the_graph_is_opened_once_more(model: OrtModel) -> None:
     model.graphs.is_ready(1)
+    thread = model.graphs._opening
+    assert thread is not None
     model.close()
+    assert not thread.is_alive()
     assert model.graphs._slim is None
