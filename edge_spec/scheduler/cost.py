@@ -94,7 +94,7 @@ class RowCosts:
         self.is_scaled = is_measured  # times are seconds: measured, or scaled by a first pass
         self._rows = sorted(seconds)
         self._seconds = [seconds[rows] for rows in self._rows]
-        self._first_s = self._measured(1)
+        self._table_first = self._first_s = self._measured(1)  # the second follows the machine
         # In first rows, like everything below.
         self._table = [self._measured(rows) / self._first_s for rows in range(_TABLE_ROWS + 1)]
         self.is_unsure = False  # the next pass should be a plain step
@@ -246,7 +246,7 @@ class RowCosts:
 
     def _in_table(self, rows: float) -> float:
         is_known = isinstance(rows, int) and 0 < rows <= _TABLE_ROWS
-        return self._table[int(rows)] if is_known else self._measured(rows) / self._first_s
+        return self._table[int(rows)] if is_known else self._measured(rows) / self._table_first
 
     def _measured(self, rows: float) -> float:
         if len(self._rows) == 1:

@@ -102,6 +102,16 @@ def test_the_first_pass_of_a_width_does_not_make_it_dear() -> None:
 # --- what a slow pass tells ------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("rows", [0, 2.5, 65, 100])
+def test_usual_proportions_hold_for_every_width_once_a_pass_has_told_its_seconds(
+    rows: float,
+) -> None:
+    costs = RowCosts({1: 1.0, 2: 1.1, 16: 2.5}, is_measured=False)
+    costs.observe(1, 5e-3)
+    measured = RowCosts({1: 5e-3, 2: 5.5e-3, 16: 12.5e-3})
+    assert costs.at(rows) == pytest.approx(measured.at(rows))
+
+
 def test_two_slow_passes_between_quick_plain_steps_make_no_width_dear_but_more_do() -> None:
     """Something else may have computed meanwhile: that is assumed once."""
     costs = RowCosts(SECONDS)
