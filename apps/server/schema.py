@@ -47,7 +47,7 @@ class Request:
 
     Without messages, prompts and gap, a model is only to be opened. messages: as chat templates
     read them; messages_field: what the body calls them. tools: in OpenAI's form. tool_name: the one
-    tool to call. prompt_options: of `Engine.chat_prompt`. form: of the answer, with the field that
+    tool to call. prompt_options: for `Engine.chat_prompt`. form: of the answer, with the field that
     asks for it. sampling: of SamplingParams. logprobs: the number of alternatives.
     """
 
@@ -275,8 +275,8 @@ class AnswerBody(Body):
 def prompt_options(
     kwargs: JsonObject, thinks: bool | None, effort: str | None, budget: int | None, **others: Any
 ) -> dict[str, Any]:
-    """Return those that are asked for. kwargs: of the chat template, as the client named them.
-    Raises ApiError."""
+    """Return the options of `Engine.chat_prompt` that a request sets. kwargs: the client's template
+    variables. others: further options. Raises ApiError."""
     for name in ("messages", "tools"):
         if name in kwargs:
             raise refused("chat_template_kwargs", f"has {name}: send them beside it.")

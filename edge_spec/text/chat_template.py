@@ -134,9 +134,9 @@ def _run_within(seconds: float, run: Callable[[], _Result]) -> _Result:
         try:
             return run()
         finally:
-            # One that was sent before is raised at the call of `cancel`, at the latest. To take it
-            # back would leave CPython 3.11 looking for it at every step, which debuggers and
-            # profilers never get past.
+            # An interruption that is already pending is raised in `cancel` at the latest. Do not
+            # clear it: CPython 3.11 would then check for one at every bytecode, and debuggers and
+            # profilers would hang.
             with lock:
                 is_over = True
             timer.cancel()

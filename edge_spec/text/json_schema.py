@@ -29,7 +29,6 @@ MAX_DEPTH = 100  # nested parts, through references; llguidance overflows its st
 MAX_PARTS = 20_000
 MAX_ITEMS = 1000  # of an array; each becomes a part of the grammar
 MAX_LENGTH = 100_000  # of a string
-_EXACT = 2**53  # llguidance reads numbers as floats, which are exact up to here
 _GREATEST = 10**15 - 1  # largest bound: bounds become regular expressions over digits
 _MAX_STEP = 10_000  # multipleOf without its decimal point: llguidance counts remainders
 
@@ -108,7 +107,7 @@ def held_schema(
         checker.wrong("", "too many levels")
     if held.passed_over:
         whose = "the schema" if name == "#" else name
-        _log.warning("of %s, answers are not held to %s", whose, "; ".join(held.passed_over))
+        _log.warning("answers are not held to parts of %s: %s", whose, "; ".join(held.passed_over))
     return held
 
 

@@ -298,7 +298,7 @@ class _ValueRules:
 
 @cache
 def _tell_not_held(keywords: str) -> None:
-    _log.warning("of arguments without JSON's quotes, texts are not held to %s", keywords)
+    _log.warning("string arguments without JSON's quotes are not held to %s", keywords)
 
 
 def _one_of(expressions: Sequence[str]) -> str:

@@ -143,7 +143,7 @@ _SEVERAL = """\
 Several calls follow one another. What they return comes next, between <tool_response> tags. """
 
 
-def described(tools: Tools, form: Any = GENERIC) -> str:
+def described(tools: Tools, form: ToolForm = GENERIC) -> str:
     """Return a system message's text for templates without tool support."""
     listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     example = {"function": {"name": "NAME", "arguments": {"ARGUMENT": "VALUE"}}}

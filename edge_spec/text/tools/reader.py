@@ -283,29 +283,18 @@ class CallReader(CallSteps):
     def _read_object(self, *openings: Head, is_known: bool = False) -> Steps[bool]:
         """Read a JSON object as a call, its members in any order. is_known: only a known function
         with arguments right after the name; other JSON becomes text as early as possible."""
-        if not is_known:
-            if (yield from self._find(*openings)) is None:
-                return False
-            self._begin()
-        found = yield from self._find(*([*each, ("{", "[{")] for each in openings))
-        if found is None:
+        start = yield from self._find_object(openings, is_known=is_known)
+        if start is None:
             return False
-        place = yield from self._after_space(found.end())
-        place += self._held[place] == "{"  # some templates show doubled braces
-        start = self._held.rindex("{", 0, place)
+        place = start + 1
         name: str | None = None
         id: str | None = None
         arguments = ""
         while True:
-            place = yield from self._after_space(place)
-            if self._held[place] != '"':
+            member = yield from self._find_member(place)
+            if member is None:
                 return False
-            end, _ = yield from self._value_end(place)
-            key = self._held[place + 1 : end - 1].strip()
-            place = yield from self._after_space(end)
-            if self._held[place] != ":":
-                return False
-            place = yield from self._after_space(place + 1)
+            key, place = member
             sign = self._held[place]  # of the value; functions may be called as a key is
             if not self._form.is_named and (key not in _KEYS or sign == "{"):
                 name, key = key, _ARGUMENTS_KEYS[0]
@@ -346,6 +335,31 @@ class CallReader(CallSteps):
         self._begin_call(name, id)
         self._add_arguments(_as_object(arguments))
         return True
+
+    def _find_object(self, openings: Sequence[Head], *, is_known: bool) -> Steps[int | None]:
+        """Return the position of the object's brace after one of the openings; None without it."""
+        if not is_known:
+            if (yield from self._find(*openings)) is None:
+                return None
+            self._begin()
+        found = yield from self._find(*([*each, ("{", "[{")] for each in openings))
+        if found is None:
+            return None
+        place = yield from self._after_space(found.end())
+        # Some templates show doubled braces.
+        return place if self._held[place] == "{" else found.end() - 1
+
+    def _find_member(self, place: int) -> Steps[tuple[str, int] | None]:
+        """Return a member's key and the position of its value; None for anything else."""
+        place = yield from self._after_space(place)
+        if self._held[place] != '"':
+            return None
+        end, _ = yield from self._value_end(place)
+        key = self._held[place + 1 : end - 1].strip()
+        place = yield from self._after_space(end)
+        if self._held[place] != ":":
+            return None
+        return key, (yield from self._after_space(place + 1))
 
     def _read_object_end(self) -> Steps[None]:
         """Drop the rest of an object after its arguments."""

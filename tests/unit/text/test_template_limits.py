@@ -91,8 +91,8 @@ def test_an_interruption_never_comes_late() -> None:
 
 
 def test_a_program_that_renders_can_be_traced() -> None:
-    """CPython 3.11 calls a trace function for ever while it looks for an exception of another
-    thread, as it does after an exception of none."""
+    """While CPython 3.11 checks for another thread's exception, it calls a trace function forever.
+    PyThreadState_SetAsyncExc without an exception makes it check without end."""
     program = """
 import sys
 from edge_spec.text.chat_template import ChatTemplate
