@@ -12,7 +12,7 @@ from edge_spec.core.model_info import TOOL_TEMPLATE, SpecialTokens
 from edge_spec.core.recommended_sampling import NOTHING_STATED, RecommendedSampling
 from edge_spec.core.text_codec import TextCodec
 from edge_spec.errors import EdgeSpecError, UsageError
-from edge_spec.text.chat_template import ChatTemplate, PromptOptions
+from edge_spec.text.chat_template import ChatTemplate, PromptOptions, template_kwargs
 from edge_spec.text.control_tokens import (
     ANSWER,
     CONTROL_TEXT,
@@ -92,7 +92,7 @@ class OpenedTemplate:
         budget = thought_budget(options.get("reasoning"))
         if budget is None:
             return self.template.render(messages, tools, **options)
-        own, switches = options.get("template_kwargs") or {}, dict.fromkeys(SWITCHES, budget > 0)
+        own, switches = template_kwargs(options), dict.fromkeys(SWITCHES, budget > 0)
         given = {**switches, **own} if budget else {**own, **switches}
         switched: PromptOptions = {**options, "template_kwargs": given}
         try:

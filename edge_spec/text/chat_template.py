@@ -296,13 +296,19 @@ def _in_parts(message: Message) -> Message:
     return {**message, "content": [{"type": "text", "text": content}]}
 
 
-def _variables(options: PromptOptions) -> dict[str, Any]:
+def template_kwargs(options: PromptOptions) -> Mapping[str, Any]:
+    """Return the caller's own variables. Raises UsageError for what is no mapping of names."""
     own = options.get("template_kwargs") or {}
     if not isinstance(own, Mapping) or not all(isinstance(name, str) for name in own):
         raise UsageError(
             f"template_kwargs is a {type(own).__name__}",
             remedy='It is a mapping of names to values: {"enable_thinking": false}.',
         )
+    return own
+
+
+def _variables(options: PromptOptions) -> dict[str, Any]:
+    own = template_kwargs(options)
     if taken := sorted(own.keys() & _TAKEN):
         raise UsageError(
             f"template_kwargs has {taken[0]}", remedy=f"Give {taken[0]} beside template_kwargs."

@@ -212,6 +212,13 @@ def test_other_values_are_refused(value: Any) -> None:
         chat_format("<think>\n").chat_prompt(HELLO, reasoning=value)
 
 
+@pytest.mark.parametrize("reasoning", ["auto", "off", 5])
+@pytest.mark.parametrize("given", ["enable_thinking", [1]])
+def test_values_that_are_no_mapping_are_refused_with_any_switch(reasoning: Any, given: Any) -> None:
+    with pytest.raises(UsageError, match="template_kwargs is a"):
+        chat_format("<think>\n").chat_prompt(HELLO, reasoning=reasoning, template_kwargs=given)
+
+
 def test_a_budget_turns_thoughts_on() -> None:
     text = chat_format(SWITCHED)
     assert text.rendered(HELLO, reasoning=5).endswith("<think>")
