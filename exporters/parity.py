@@ -36,17 +36,22 @@ class Parity(NamedTuple):
 
 OnChunk = Callable[[float], None]  # called with the share done
 Compare = Callable[[Any], Parity]  # called with the written model, as its runtime opens it
+# From a written model and tokens: logits [tokens - 1, vocab] float32.
+Score = Callable[[Any, Sequence[int], OnChunk], np.ndarray]
 
 
 def against_reference(
     checkpoint: StoredCheckpoint,
-    runtime: str,
+    score: Score,
     max_kl_divergence: float,
     progress: Progress,
     remedy: str = "Use more bits (--quant int8 or fp16).",
+    num_tokens: int | None = None,
 ) -> Compare:
-    """Return a function that compares a written model with the reference on the packaged text. It
-    raises ExportError beyond the bound, or if the tokenizer makes too few tokens."""
+    """Return a function that compares a written model with the reference on the packaged text, or
+    its first `num_tokens`. It raises ExportError beyond the bound, or if the tokenizer makes too
+    few tokens."""
+    most = _num_tokens(checkpoint.config) if num_tokens is None else num_tokens
 
     def part(start: float) -> OnChunk:
         return lambda done: progress("Comparing with the reference", start + done / 2)
@@ -54,10 +59,9 @@ def against_reference(
     def compared(written: Any) -> Parity:
         longest = written.config.context_length  # an export may shorten it
         tokens = parity_tokens(checkpoint.path, checkpoint.tokenizer_json())
-        tokens = tokens[: min(_num_tokens(checkpoint.config), longest)]
+        tokens = tokens[: min(most, longest)]
         source = source_scores(checkpoint, tokens, part(0.0))
-        found = scores_by(runtime, written, tokens, part(0.5))
-        parity = compare(source, found, tokens)
+        parity = compare(source, score(written, tokens, part(0.5)), tokens)
         return require_near(checkpoint.path, parity, max_kl_divergence, remedy)
 
     return compared

@@ -181,13 +181,23 @@ class StaticShape:
         return cls(context_length, -(-needed // 64) * 64)
 
 
-def chosen_context(config: ModelConfig, asked: int | None) -> int:
-    """Return the cache's length in tokens. Raises UsageError beyond the model's."""
+def chosen_shape(
+    config: ModelConfig, asked: int | None, max_slots: int | None = None, device: str = ""
+) -> StaticShape:
+    """Return the cache for a context of `asked` tokens. Raises UsageError for a context longer than
+    the model's, or a cache of more slots than a state of this model can have (`max_slots`)."""
     longest = config.context_length
     chosen = min(_CONTEXT_TOKENS, longest) if asked is None else asked
     if not 1 <= chosen <= longest:
         raise UsageError(f"a context of {chosen} tokens", remedy=f"Choose 1 to {longest}.")
-    return chosen
+    shape = StaticShape.of(chosen)
+    if max_slots is not None and shape.slots > max_slots:
+        raise UsageError(
+            f"a context of {chosen} tokens makes a cache of {shape.slots} slots; a state"
+            f"{f' for the {device}' if device else ''} holds {max_slots} of this model",
+            remedy="Choose a smaller --context.",
+        )
+    return shape
 
 
 def require_whole_rows(path: Path, sizes: Iterable[int], remedy: str) -> None:

@@ -1,4 +1,4 @@
-"""Where Apple's Core AI works. Its library writes and runs programs, on Linux too."""
+"""On which systems Apple's Core AI writes and runs programs: macOS and, as a check, Linux."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _WRITING_MACOS, _RUNNING_MACOS = 26, 27
 
 
 def require_writing() -> None:
-    """Raise DeviceError, MissingDependencyError where programs cannot be written. Imports
-    nothing."""
+    """Raises DeviceError, MissingDependencyError where programs cannot be written. Does not import
+    the library."""
     problem = _system_problem(_WRITING_MACOS)
     if problem is not None:
         raise DeviceError(f"Core AI writes no programs here: {problem}", remedy=_ELSEWHERE)
@@ -27,7 +27,7 @@ def require_writing() -> None:
 
 
 def require_running() -> None:
-    """Raise DeviceError, MissingDependencyError where programs cannot be run."""
+    """Raises DeviceError, MissingDependencyError where programs cannot be run."""
     problem = running_problem()
     if problem is not None:
         raise DeviceError(f"Core AI runs no programs here: {problem}", remedy=_ELSEWHERE)
@@ -39,7 +39,7 @@ def is_mac() -> bool:
 
 
 def running_problem() -> str | None:
-    """Return why this system runs no programs; None: it does."""
+    """Return why this system cannot run programs, or None if it can."""
     return _system_problem(_RUNNING_MACOS)
 
 

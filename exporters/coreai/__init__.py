@@ -1,4 +1,4 @@
-"""Writes Core AI programs, on Linux and macOS: they are built from named tensors, no torch."""
+"""Writes Core AI programs on Linux and macOS, from named tensors, without torch."""
 
 from edge_spec.exporters.coreai.export import CoreAiExporter
 

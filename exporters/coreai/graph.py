@@ -1,4 +1,4 @@
-"""Writes the static layout (exporters/requests.py) as functions of a Core AI program, in float32.
+"""Write the static layout (exporters/requests.py) as functions of a Core AI program, in float32.
 
 The residual stream is [1, rows, hidden_size], heads are [1, heads, rows, head_dim]. Keys and values
 of all layers and slots are one state, [2 * layers, kv_heads, slots, head_dim], the keys first:
@@ -27,7 +27,7 @@ _ONES = np.ones(4, np.int32)
 
 
 class CoreAiPass(DecoderWalk[Value]):
-    """One function while it is built."""
+    """Build one function."""
 
     def __init__(
         self,
@@ -49,8 +49,8 @@ class CoreAiPass(DecoderWalk[Value]):
         self._mask = ops.tile(inputs["mask"], _counts(1, 1, groups, 1))  # for each query of a group
 
     def outputs(self, scores: bool, hidden: bool) -> list[Value]:
-        """What a function returns, the written state last. hidden: whether a function that scores
-        returns the hidden states, too."""
+        """Return a function's outputs, the written state last. hidden: scoring functions also
+        return the hidden states."""
         config = self.config
         update, residual = None, self.embed()
         for layer in range(config.num_layers):
@@ -100,26 +100,26 @@ class CoreAiPass(DecoderWalk[Value]):
         config, prefix = self.config, f"model.layers.{layer}.self_attn."
         keys = self._write(layer, self.heads(x, layer, "k"))
         values = self._write(config.num_layers + layer, self.heads(x, layer, "v"))
-        # Query heads that share keys stand as further rows of one head: nothing is repeated.
+        # Query heads that share keys are extra rows of one head, so that no key is repeated.
         per_head = (config.num_heads // config.num_kv_heads) * self._rows
         shape = _ints(1, config.num_kv_heads, per_head, config.head_dim)
         scale = np.array(config.head_dim**-0.5, np.float32)
         queries = ops.broadcasting_mul(self.heads(x, layer, "q"), scale)
         queries = ops.reshape(queries, shape)
-        products = ops.broadcasting_batch_matmul(queries, _turned(keys, 0, 1, 3, 2))
+        products = ops.broadcasting_batch_matmul(queries, _transposed(keys, 0, 1, 3, 2))
         shares = ops.softmax(ops.broadcasting_add(products, self._mask), _axis(3))
         mixed = ops.broadcasting_batch_matmul(shares, values)
         each = ops.reshape(mixed, _ints(1, config.num_heads, self._rows, config.head_dim))
-        joined = ops.reshape(_turned(each, 0, 2, 1, 3), _ints(1, self._rows, config.query_size))
+        joined = ops.reshape(_transposed(each, 0, 2, 1, 3), _ints(1, self._rows, config.query_size))
         return self.linear(joined, prefix, ["o_proj"], config.output_bias)
 
     def split_heads(self, x: Value, layer: int, part: str) -> Value:
         count = self.config.num_heads if part == "q" else self.config.num_kv_heads
         split = ops.reshape(x, _ints(1, self._rows, count, self.config.head_dim))
-        return _turned(split, 0, 2, 1, 3)
+        return _transposed(split, 0, 2, 1, 3)
 
     def rotate(self, x: Value, layer: int, part: str) -> Value:
-        """Halves are paired (Su et al. 2021)."""
+        """Rotate x, pairing halves (Su et al. 2021)."""
         half, axis = self.config.head_dim // 2, _axis(3)
         first, second = ops.split(x, _counts(half, half), axis)
         cos, sin = self._cos, self._sin
@@ -130,7 +130,7 @@ class CoreAiPass(DecoderWalk[Value]):
         return ops.concat(axis, turned)
 
     def _rotation(self, table: np.ndarray, position: Value) -> Value:
-        """cos or sin of the rows' positions, [1, 1, rows, head_dim / 2]."""
+        """Return cos or sin of the rows' positions, [1, 1, rows, head_dim / 2]."""
         picked = ops.gather_nd(constant(table), position)
         return ops.reshape(picked, _ints(1, 1, self._rows, table.shape[1]))
 
@@ -143,8 +143,8 @@ class CoreAiPass(DecoderWalk[Value]):
         return self._updated(before, new, 1)
 
     def _written(self) -> Value:
-        """The state with the rows of all layers. It is written once: Core AI on Linux copies all of
-        it each time."""
+        """Return the state with the rows of all layers, written at once: each write copies all of
+        it in Core AI on Linux."""
         new = [self._new[index] for index in range(2 * self.config.num_layers)]
         return self._updated(self._inputs[STATE], ops.concat(_axis(0), new), len(new))
 
@@ -169,7 +169,7 @@ def _counts(*values: int) -> np.ndarray:
     return np.array(values, np.uint32)
 
 
-def _turned(x: Value, *axes: int) -> Value:
+def _transposed(x: Value, *axes: int) -> Value:
     return ops.transpose(x, _counts(*axes))
 
 
@@ -180,8 +180,8 @@ def build_program(
     hidden: bool,
     on_function: Callable[[float], None],
 ) -> AIProgram:
-    """hidden: whether functions that score return the hidden states, too. Raises RuntimeError, or
-    another error of the library, where it does not take a program."""
+    """hidden: scoring functions also return the hidden states. Raises RuntimeError, or another
+    error of the library, if it rejects the program."""
     module, wanted = Module.create(), functions()
     with module:
         for i, function in enumerate(wanted):
@@ -217,7 +217,7 @@ def _add_function(
     returned = [_tensor("logits", rows, config.vocab_size)] if function.scores else []
     if hidden or not function.scores:
         returned.append(_tensor("hidden", rows, config.hidden_size))
-    # The library reads the form of a graph in the annotations of its Python function.
+    # The library reads a graph's signature from the annotations of its Python function.
     body.__annotations__ = {
         "input_ids": Annotated[Value, TensorSpec((1, rows), np.int32)],
         "position_ids": Annotated[Value, TensorSpec((rows,), np.int32)],

@@ -1,7 +1,7 @@
-"""Stores matrices in a Core AI program: as float32, or in blocks of integers with a scale each.
+"""Store matrices in a Core AI program as float32, or as blocks of integers with a scale each.
 
-All functions add the same constants, and the program stores those of equal values once. Core AI on
-Linux brings blocks to float32 in every pass, and those of turned matrices in twice the time.
+All functions add the same constants, and the program stores equal ones once. Core AI on Linux
+dequantizes blocks in every pass, those of transposed matrices in twice the time.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class _Blocks:
 
 
 class CoreAiWeights:
-    """Reads a checkpoint, and quantizes each matrix once. bits: of the layers' matrices, in blocks;
-    None: they, embedding and head are float32."""
+    """Read a checkpoint, and quantize each matrix once. bits: of the layers' matrices, in blocks;
+    None: all matrices are float32."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class CoreAiWeights:
         return constant(self._checkpoint.float32(name))
 
     def matrix(self, name: str, is_head: bool = False) -> Value:
-        """Return it turned, float32 [in, out]."""
+        """Return the matrix transposed, float32 [in, out]."""
         if self._bits is None:
             return constant(np.ascontiguousarray(self._checkpoint.float32(name).T))
         found = self._blocks(name, HEAD_BITS if is_head else self._bits)
@@ -70,8 +70,8 @@ class CoreAiWeights:
         return transpose(matrix, np.array([1, 0], np.uint32))
 
     def picked_rows(self, name: str, ids: Value, num_ids: int) -> Value:
-        """Return the rows of an embedding that `ids` [1, num_ids] name, [1, num_ids, columns]: only
-        these are brought to float32."""
+        """Return the rows of an embedding that `ids` [1, num_ids] name, [1, num_ids, columns]. Only
+        these are dequantized."""
         at = expand_dims(ids, np.array([2], np.int32))
         if self._bits is None:
             return gather_nd(constant(self._checkpoint.float32(name)), at)
@@ -83,7 +83,7 @@ class CoreAiWeights:
         return reshape(values, np.array([1, num_ids, found.levels.shape[1]], np.int32))
 
     def _blocks(self, name: str, bits: int) -> _Blocks:
-        """Symmetric; what a file has in this form is kept bit for bit (GGUF's Q4_0 and Q8_0)."""
+        """Return symmetric blocks. GGUF's Q4_0 and Q8_0 are kept bit for bit."""
         if name not in self._stored:
             found = quantize_stored(
                 [self._checkpoint.tensors[name]],

@@ -1,4 +1,4 @@
-"""What an export has the library do in processes of their own."""
+"""The parts of an export that call the library, each run in a separate process."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _SAME = 1e-2  # of a logit: float32 in another order makes 2e-4 on the demo mode
 
 
 def write(source: str, path: str, asked: str) -> None:
-    """asked: bits, the number of layers, the context's length and whether hidden states are
-    returned, as JSON."""
+    """Write a program. asked: bits, number of layers, context length and whether it returns hidden
+    states, as JSON."""
     from edge_spec.exporters.coreai.graph import build_program
     from edge_spec.exporters.coreai.weights import CoreAiWeights
 
@@ -45,8 +45,8 @@ def write(source: str, path: str, asked: str) -> None:
 
 
 def score(path: str, tokens: str, scores: str) -> None:
-    """Keep what a bundle's program scores of a text in a file of numpy. Raises ValueError where
-    the function that only prefills writes another cache."""
+    """Score a text with a bundle's program, and save the scores as a numpy file. Raises ValueError
+    if the prefill function writes another cache."""
     text = loads(tokens)
     model = runtimes.load_runtime(FORMAT).open(open_bundle(Path(path)), RuntimeOptions())
     found = score_text(model, text, tell)

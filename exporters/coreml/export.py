@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import redirect_stderr
 from dataclasses import dataclass, replace
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,11 +24,10 @@ from edge_spec.exporters.block_quantize import input_importance
 from edge_spec.exporters.checkpoint import StoredCheckpoint, first_layers
 from edge_spec.exporters.coreml.graph import ANE_MAX_SIZE, AnePass, GpuPass, build_program
 from edge_spec.exporters.coreml.weights import CoreMlWeights, Storage, blocks, dense, palette
-from edge_spec.exporters.parity import against_reference
+from edge_spec.exporters.parity import against_reference, scores_by
 from edge_spec.exporters.requests import (
-    StaticShape,
     check_request,
-    chosen_context,
+    chosen_shape,
     describe,
     report_bundle,
     require_plain,
@@ -84,7 +84,8 @@ class CoreMlExporter:
         out = out.absolute()
         compute, name = _checked(checkpoint, out, options)
         checkpoint = first_layers(checkpoint, options.num_layers)
-        shape = _shape(checkpoint, compute, options.context_length)
+        most = _max_slots(checkpoint.config, compute)
+        shape = chosen_shape(checkpoint.config, options.context_length, most, compute)
         config = replace(checkpoint.config, context_length=shape.context_length)
         quantization = QUANTIZATIONS[compute][name]
         with atomic_directory(out) as work:
@@ -105,7 +106,8 @@ class CoreMlExporter:
             progress("Writing the package", 0.0)
             save_package(program, work / PACKAGE, compute)
             bound = quantization.max_kl_divergence
-            compared = against_reference(checkpoint, "coreml", bound, progress)
+            score = partial(scores_by, "coreml")
+            compared = against_reference(checkpoint, score, bound, progress)
             is_compared = options.check and _runs_here()
             describe(
                 work,
@@ -142,23 +144,11 @@ def _checked(checkpoint: StoredCheckpoint, out: Path, options: ExportOptions) ->
     return compute, name
 
 
-def _shape(checkpoint: StoredCheckpoint, compute: str, asked: int | None) -> StaticShape:
-    """Raises UsageError if the context exceeds the model's or a Core ML state's limit."""
-    config: ModelConfig = checkpoint.config
-    context_length = chosen_context(config, asked)
-    shape = StaticShape.of(context_length)
+def _max_slots(config: ModelConfig, compute: str) -> int:
     states = 1 if compute == ANE else 2
     a_slot = 2 * 2 * config.num_layers * config.kv_size // states  # bytes, in float16
-    largest = _MAX_STATE_BYTES // a_slot
-    if compute == ANE:
-        largest = min(largest, ANE_MAX_SIZE)
-    if shape.slots > largest:
-        raise UsageError(
-            f"a context of {context_length} tokens makes a cache of {shape.slots} slots; a state "
-            f"for the {compute} holds {largest} of this model",
-            remedy="Choose a smaller --context.",
-        )
-    return shape
+    most = _MAX_STATE_BYTES // a_slot
+    return min(most, ANE_MAX_SIZE) if compute == ANE else most
 
 
 def save_package(program: Program, path: Path, compute: str) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,7 +40,7 @@ from edge_spec.exporters.families.family import LAYER_NAMES, MODEL_NAMES, turned
 from edge_spec.exporters.gguf.vocabulary import Pairs, tokenizer_metadata
 from edge_spec.exporters.gguf_model_info import MODEL_KEYS, SAMPLING_KEYS, open_model_info
 from edge_spec.exporters.gguf_reader import MAGIC, GgufFile
-from edge_spec.exporters.parity import against_reference
+from edge_spec.exporters.parity import against_reference, scores_by
 from edge_spec.exporters.requests import (
     OTHER_FORMAT,
     chosen_quantization,
@@ -123,8 +124,8 @@ class GgufExporter:
             written = open_model_info(work)  # raises if incomplete
             if options.check:
                 runtime = "llamacpp" if find_spec(LIBRARY) else "reference"
-                bound = QUANTIZATIONS[name]
-                compared = against_reference(checkpoint, runtime, bound, progress, _REMEDY)
+                score, bound = partial(scores_by, runtime), QUANTIZATIONS[name]
+                compared = against_reference(checkpoint, score, bound, progress, _REMEDY)
                 parity = compared(written)._asdict()
         return ExportReport(out, out.stat().st_size, parity)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,7 +18,7 @@ from edge_spec.exporters.onnx.emitter import Emitter, FloatWeights, IntegerWeigh
 from edge_spec.exporters.onnx.experts import is_composed
 from edge_spec.exporters.onnx.graph import ENCODER_FILE, PARTIAL_FILE, EncoderBuilder, GraphBuilder
 from edge_spec.exporters.onnx.nodes import DATA_FILE, Initializers
-from edge_spec.exporters.parity import against_reference
+from edge_spec.exporters.parity import against_reference, scores_by
 from edge_spec.exporters.requests import (
     BLOCK_SIZE,
     BlockQuantization,
@@ -63,7 +64,8 @@ class OnnxExporter:
             with (work / DATA_FILE).open("wb") as data:
                 _write_graph(checkpoint, Initializers(data), work, quantization.bits, progress)
             bound = quantization.max_kl_divergence
-            compared = against_reference(checkpoint, "ort", bound, progress)
+            score = partial(scores_by, "ort")
+            compared = against_reference(checkpoint, score, bound, progress)
             describe(
                 work,
                 checkpoint,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -29,14 +29,14 @@ from edge_spec.exporters.block_quantize import (
 from edge_spec.exporters.checkpoint import StoredCheckpoint, first_layers
 from edge_spec.exporters.onnx.emitter import Emitter, FloatWeights, output_of
 from edge_spec.exporters.onnx.nodes import DATA_FILE, Initializers, Nodes, tensor
-from edge_spec.exporters.parity import against_reference
+from edge_spec.exporters.parity import against_reference, scores_by
 from edge_spec.exporters.requests import (
     BLOCK_SIZE,
     BlockQuantization,
     StaticFunction,
     StaticShape,
     check_request,
-    chosen_context,
+    chosen_shape,
     describe,
     functions,
     report_bundle,
@@ -348,9 +348,9 @@ class StaticOnnxExporter:
         if name == "int4":
             require_whole_blocks(checkpoint, "Export it with --quant int8 or fp16.")
         checkpoint = first_layers(checkpoint, options.num_layers)
-        shape = StaticShape.of(chosen_context(checkpoint.config, options.context_length))
+        shape = chosen_shape(checkpoint.config, options.context_length)
         bound = QUANTIZATIONS[name].max_kl_divergence
-        compared = against_reference(checkpoint, "ort", bound, progress)
+        compared = against_reference(checkpoint, partial(scores_by, "ort"), bound, progress)
         with atomic_directory(out) as work:
             with (work / DATA_FILE).open("wb") as data:
                 weights = Initializers(data)

@@ -1,7 +1,5 @@
-"""Core AI programs, as `exporters/coreai` writes them: on macOS 27, and on Linux to check them.
-
-Nothing here imports coreai before a model is opened.
-"""
+"""Runs `exporters/coreai`'s programs on macOS 27, and on Linux to check them; imports coreai when a
+model is opened."""
 
 from edge_spec.runtimes.coreai.model import CoreAiRuntime
 

@@ -14,11 +14,11 @@ from edge_spec.runtimes.coreai.native import ANE, UNITS, NativeProgram
 from edge_spec.runtimes.static.session import Layout, StaticModel, config_of, read_layout
 
 _ON_LINUX = "one core of the processor: Apple's runtime for Linux, to check programs with"
-_DESCRIPTIONS = {CPU: "the processor", GPU: "the GPU beside it", ANE: "the Neural Engine"}
+_DESCRIPTIONS = {CPU: "the processor", GPU: "the GPU", ANE: "the Neural Engine"}
 
 
 class CoreAiModel(StaticModel):
-    """Ends its program with itself."""
+    """Closes its program, too."""
 
     def __init__(self, program: NativeProgram, layout: Layout, config: ModelConfig) -> None:
         super().__init__(program, layout, config)
@@ -35,7 +35,7 @@ class CoreAiRuntime(Runtime):
 
     def open(self, source: Bundle, options: RuntimeOptions) -> CoreAiModel:
         """Raises UsageError, BundleError, DeviceError, MissingDependencyError."""
-        # Threads are Core AI's own matter; a draft is given its target's.
+        # A draft is given its target's threads; Core AI ignores them.
         options.require_only(self.name, "threads", "providers", "context_length")
         self.require_devices(options.providers)
         if source.manifest.format != FORMAT:
@@ -74,7 +74,7 @@ class CoreAiRuntime(Runtime):
 
 
 def _unit(providers: Sequence[str]) -> str | None:
-    """The one that was named. Raises UsageError."""
+    """Return the requested compute unit, None without a request. Raises UsageError."""
     names = [name.lower() for name in providers]
     if len(names) > 1 or not UNITS.keys() >= set(names):
         raise UsageError(

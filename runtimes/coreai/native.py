@@ -1,4 +1,4 @@
-"""Core AI itself, through coreai-core, whose calls are coroutines: a thread of ours runs them."""
+"""Calls coreai-core, whose calls are coroutines: an event loop in its own thread runs them."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from edge_spec.runtimes.static.session import EXPORT_AGAIN, Signature
 
 ANE = "ane"
 UNITS: Mapping[str, str] = {CPU: "cpu", GPU: "gpu", ANE: "neural_engine"}  # as the library has them
-_State = dict[str, Any]  # coreai's NDArrays, by the names of the states
+_State = dict[str, Any]  # coreai's NDArrays by state
 _Found = TypeVar("_Found")
 
 
 class NativeProgram:
-    """A program that is loaded, for some unit of a Mac or for all; see `Program`."""
+    """A loaded program; see `Program`. unit: the Mac's preferred one, None: Core AI chooses."""
 
     signatures: Mapping[str, Signature]
 
     def __init__(self, path: Path, unit: str | None) -> None:
-        """Raises BundleError for what is no program, MissingDependencyError."""
+        """Raises BundleError for a damaged program, MissingDependencyError."""
         self._runtime = import_library("coreai.runtime", "AIModel", INSTALL)
         self._path, self._loop, self._lock = path, asyncio.new_event_loop(), Lock()
         self._opened = AsyncExitStack()
@@ -106,7 +106,7 @@ class NativeProgram:
 
 @contextmanager
 def _silenced() -> Iterator[None]:
-    """The library for Linux says on standard error, by its number, which functions it loads."""
+    """Hide what the library for Linux prints to standard error as it loads functions."""
     if is_mac():
         yield
         return

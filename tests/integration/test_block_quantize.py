@@ -15,7 +15,7 @@ from edge_spec.exporters.block_quantize import (
     quantize,
 )
 
-ROWS, COLUMNS = 24, 200  # the last block of each size is padded
+ROWS, COLUMNS = 24, 200  # the last block is padded
 SHAPES = ("normal", "uniform", "heavy", "positive", "shifted", "sparse")
 
 
@@ -33,27 +33,24 @@ def weights(shape: str) -> np.ndarray:
     return values.astype(np.float32)
 
 
-def in_blocks(values: np.ndarray, block_size: int) -> np.ndarray:
-    """[rows, blocks, block_size], padded with zeros."""
-    padding = -values.shape[1] % block_size
-    return np.pad(values, ((0, 0), (0, padding))).reshape(len(values), -1, block_size)
+def in_blocks(values: np.ndarray) -> np.ndarray:
+    """[rows, blocks, 32], padded with zeros."""
+    padding = -values.shape[1] % 32
+    return np.pad(values, ((0, 0), (0, padding))).reshape(len(values), -1, 32)
 
 
-def errors(found: np.ndarray, values: np.ndarray, block_size: int) -> np.ndarray:
+def errors(found: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Squared, of each block."""
-    return (in_blocks(found - values, block_size).astype(np.float64) ** 2).sum(axis=-1)
+    return (in_blocks(found - values).astype(np.float64) ** 2).sum(axis=-1)
 
 
-def symmetric(values: np.ndarray, bits: int, block_size: int, fit: bool = False) -> np.ndarray:
-    """Round to nearest, the extreme at -middle, as Q4_0 does; `fit` then fits the scale."""
-    blocks = in_blocks(values, block_size).astype(np.float64)
+def symmetric(values: np.ndarray, bits: int) -> np.ndarray:
+    """Round to nearest, the extreme at -middle, as Q4_0 does."""
+    blocks = in_blocks(values).astype(np.float64)
     middle = 2 ** (bits - 1)
     extreme = np.take_along_axis(blocks, np.abs(blocks).argmax(-1)[..., None], -1)
     scale = extreme / -middle
     levels = np.clip(np.rint(blocks / np.where(scale == 0, 1, scale)), -middle, middle - 1)
-    if fit:
-        norm = (levels**2).sum(-1, keepdims=True)
-        scale = (levels * blocks).sum(-1, keepdims=True) / np.maximum(norm, 1)
     return (levels * scale).reshape(len(values), -1)[:, : values.shape[1]]
 
 
@@ -64,8 +61,8 @@ def test_no_block_is_worse_than_rounded_to_nearest(shape: str, bits: int) -> Non
     found = quantize(values, bits).dequantize()
     assert found.shape == values.shape
     assert found.dtype == np.float32
-    plain = errors(symmetric(values, bits, 32), values, 32)
-    assert (errors(found, values, 32) <= plain * (1 + 1e-4) + 1e-10).all()
+    plain = errors(symmetric(values, bits), values)
+    assert (errors(found, values) <= plain * (1 + 1e-4) + 1e-10).all()
 
 
 @pytest.mark.parametrize("bits", [4, 8])

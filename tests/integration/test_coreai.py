@@ -41,7 +41,7 @@ from edge_spec.runtimes.coreai import CoreAiRuntime
 from edge_spec.runtimes.coreai.native import NativeProgram
 from edge_spec.runtimes.reference import ReferenceModel
 from edge_spec.scheduler.policy import AlwaysVerifyPolicy
-from fixtures import tiny_models, tolerance
+from fixtures import tiny_models
 from fixtures.silence import quiet
 
 ROOT = Path(__file__).parents[2]
@@ -89,22 +89,12 @@ def test_the_program_scores_as_the_reference_does(
     tmp_path: Path,
     tokens: Tokens,
     random_tree: Callable[..., TokenTree],
+    side_by_side: ModuleType,
 ) -> None:
-    """In float32: after a prefill of a wide and a narrow pass, a plain step, a tree, and a chain
-    after one of its branches."""
     source = checkpoint(variant)
     model = opened(export(source, tmp_path / "out", hidden_states=True, context_length=96))
     assert model.capabilities.hidden_states and model.capabilities.max_rows == 8
-    sessions = (model.open_session(), ReferenceModel(source).open_session())
-    for session in sessions:
-        session.prefill(tokens(70))
-    for each in (TokenTree.chain(7), random_tree(7, seed=3), TokenTree.chain(1, [2, 3])):
-        found, expected = (session.forward(each) for session in sessions)
-        positions = sessions[0].length + len(each)
-        for one, other in ((found.logits, expected.logits), (found.hidden, expected.hidden)):
-            tolerance.require_float32(one, other, source.config, positions)
-        for session in sessions:
-            session.commit(each.path(len(each) - 1))
+    side_by_side.require_static_scores(model, source, tokens(70), random_tree(7, seed=3))
     model.close()
 
 

@@ -28,7 +28,7 @@ from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.models.bundle import Bundle, open_bundle, write_manifest
 from edge_spec.runtimes.ort import OrtRuntime
 from edge_spec.runtimes.reference import ReferenceModel
-from fixtures import tiny_models, tolerance
+from fixtures import tiny_models
 from fixtures.silence import quiet
 
 CONTEXT = 100  # tokens, in 128 slots
@@ -73,22 +73,12 @@ def test_the_graphs_score_as_the_reference_does(
     tmp_path: Path,
     tokens: Tokens,
     random_tree: RandomTree,
+    side_by_side: ModuleType,
 ) -> None:
-    """In float32: after a prefill of a wide and a narrow pass, a plain step, a tree, and a chain
-    after one of its branches."""
     source = checkpoint(variant)
     model = opened(export(source, tmp_path / "out", hidden_states=True, context_length=96))
     assert model.capabilities.hidden_states
-    sessions = (model.open_session(), ReferenceModel(source).open_session())
-    for session in sessions:
-        session.prefill(tokens(70))
-    for each in (TokenTree.chain(7), random_tree(7, seed=3), TokenTree.chain(1, [2, 3])):
-        found, expected = (session.forward(each) for session in sessions)
-        positions = sessions[0].length + len(each)
-        for one, other in ((found.logits, expected.logits), (found.hidden, expected.hidden)):
-            tolerance.require_float32(one, other, source.config, positions)
-        for session in sessions:
-            session.commit(each.path(len(each) - 1))
+    side_by_side.require_static_scores(model, source, tokens(70), random_tree(7, seed=3))
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
