@@ -71,6 +71,7 @@ def headline() -> str:
     found = read(PAIR)
     figures, (measured, *_) = found["figures"], found["tables"]
     columns = measured["columns"][1:6]
+    demo = read()
     equal, texts = figures["texts of ours that equal our plain decoding"].split(" of ")
     lines = [
         f"**{LARGER}**, 48 prompts, greedy, on {found['machine'].partition(';')[0]}. Tokens per "
@@ -88,8 +89,8 @@ def headline() -> str:
         "plain decoding, the draft is "
         f"{figures['draft over our plain decoding']} times as fast and the head "
         f"{figures['head over our plain decoding']} times. With lookup alone, the demo "
-        f"model of 135M parameters is {interval(read()['total'], 'speedup')} times as fast. "
-        "[All results](docs/results.md)",
+        f"model of 135M parameters is {interval(demo['total'], 'speedup')} times as fast "
+        f"({demo['about']['processor'].partition(',')[0]}). [All results](docs/results.md)",
     ]
     return "\n".join(lines) + "\n"
 

@@ -49,7 +49,7 @@ OTHER_FORMAT = "Export it with --format onnx, or run it without --runtime."
 @dataclass(frozen=True)
 class BlockQuantization:
     """A way to store weights. Bounds are several times what the demo model measures
-    (docs/results.md): they stop broken exports, not lossy formats."""
+    (benchmarks/results/quantizations.json): they stop broken exports, not lossy formats."""
 
     bits: int
     max_kl_divergence: float  # nats

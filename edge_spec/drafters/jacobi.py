@@ -330,7 +330,7 @@ class _Rows(TreeRows):
         return Growth(self.tree(list(map(self._estimate, self._kinds))), self._kinds)
 
 
-DEFAULT_BLOCK = 3  # a block; one draft token is faster on the measured CPU (docs/results.md)
+DEFAULT_BLOCK = 3  # draft tokens
 _SEEDED, _ITERATED = range(2)  # origins of a draft token
 _SPARE_PRIORS = (0.01, 0.09)  # measured over greedy texts of a 135M chat model
 

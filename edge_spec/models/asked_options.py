@@ -225,9 +225,7 @@ class AskedOptions:
         "auto, none, or names joined by commas: suffix, recycling, lookahead, jacobi, corpus, "
         "answers, draft-model, cascade, eagle, medusa, dflash, assistant, early-exit, "
         "layer-skip.",
-        more="`auto` is `suffix`, with `recycling` where wide passes are cheap; with a draft "
-        "`suffix,cascade`, with a head `suffix` and the head; `--corpus` adds `corpus`, "
-        "`--remember` adds `answers`: [drafters.md](drafters.md).",
+        more="[drafters.md](drafters.md) says what each does and `auto` chooses.",
     )
     draft: str | Sequence[str] | None = model_option(
         None,

@@ -158,8 +158,8 @@ class Policy(Protocol):
 class FixedPolicy:
     """Verify the rows of the first proposal that are likely enough to be right.
 
-    A row is kept if it and its ancestors are right with a chance of at least `min_confidence`. On
-    the measured CPU one more row costs 0.1 to 0.25 of a plain step (docs/results.md), which it
+    A row is kept if it and its ancestors are right with a chance of at least `min_confidence`. With
+    our kernels a row costs 0.06 to 0.15 of a plain step (benchmarks/results/rows.json), which it
     must regain at the current speedup.
     """
 

@@ -49,13 +49,14 @@ from edge_spec.exporters.requests import (
 from edge_spec.exporters.stored_tensor import StoredTensor
 from edge_spec.storage.atomic import atomic_file, scratch_beside
 
-# Loses least of the types with about 4.5 bits (docs/results.md); needs llama.cpp.
+# Of the types with about 4.5 bits, loses least (benchmarks/results/quantizations.json); needs
+# llama.cpp.
 DEFAULT_QUANTIZATION = "Q4_K_M"
 WITHOUT_LIBRARY = "Q4_0"
 _REMEDY = "Use more bits (--quant Q8_0 or F16)."
 
 # Largest allowed divergence in nats: several times what the demo model measures
-# (docs/results.md), to stop broken exports, not lossy ones.
+# (benchmarks/results/quantizations.json), to stop broken exports, not lossy ones.
 QUANTIZATIONS = {
     "F32": 1e-3,
     "F16": 1e-3,
