@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from operator import add
 from statistics import median
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 _MIN_PLAIN_ROUNDS = 3
@@ -46,8 +47,7 @@ class DraftCounts(NamedTuple):
     draft_n_accepted: int
 
 
-@dataclass(frozen=True)
-class RoundStats:
+class RoundStats(NamedTuple):
     """One round: propose, forward, verify, commit. Times are in seconds."""
 
     num_rows: int  # of the tree; the pass itself may be padded
@@ -59,7 +59,7 @@ class RoundStats:
     draft_s: float  # propose and observe
     forward_s: float
     total_s: float
-    by_drafter: Mapping[str, DraftCounts] = field(default_factory=dict)
+    by_drafter: Mapping[str, DraftCounts] = MappingProxyType({})
     tokens: tuple[int, ...] = ()  # committed ones
     anticipated: bool = False  # drafted while the target verified the round before
     overlapped: bool = False  # a draft ran during verification
@@ -74,8 +74,7 @@ class RoundStats:
         if count >= self.num_tokens:
             return self
         lost = Counter(name for names in self.accepted_by[count:] for name in names.split("+"))
-        return replace(
-            self,
+        return self._replace(
             num_tokens=count,
             num_accepted=min(count, self.num_accepted),
             by_drafter={
@@ -94,7 +93,7 @@ class RoundStats:
         # Threads also wait for each other outside passes, in the same proportion.
         around_s = (self.total_s - self.forward_s - self.draft_s) * self.charged_s / self.forward_s
         total_s = self.draft_s + self.charged_s + around_s
-        return replace(self, forward_s=self.charged_s, total_s=total_s)
+        return self._replace(forward_s=self.charged_s, total_s=total_s)
 
 
 class PlainRate:

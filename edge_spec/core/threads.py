@@ -77,14 +77,14 @@ class ThreadGovernor:
         self._rests.count()
         self._alike += 1
         if len(self._recent) == _WATCHED and not self._rests.resting:
-            self._consider()
+            self._consider(seconds > _SLOW * usual)
         return self.threads
 
-    def _consider(self) -> None:
-        """Try more threads now and then, or fewer when passes are slow."""
+    def _consider(self, is_slow: bool) -> None:
+        """Try more threads now and then, or fewer when passes are slow. is_slow: the last one."""
         if self._rung and self._alike % _WATCHED == 0 and self._has_room():
             self._try(self._rung - 1)
-        elif self._rung + 1 < len(self._ladder) and self._is_slow():
+        elif is_slow and self._rung + 1 < len(self._ladder) and self._is_slow():
             self._try(self._rung + 1)
 
     def _has_room(self) -> bool:

@@ -51,6 +51,9 @@ class TokenTree:
     is_chain: bool = field(init=False)  # each row is the only child of the previous one
 
     def __post_init__(self) -> None:
+        if self.parents is _NO_PARENT and self.confidence is _CERTAIN:  # a plain step's, checked
+            object.__setattr__(self, "is_chain", True)
+            return
         rows = len(self.tokens)
         if rows == 0 or len(self.parents) != rows or len(self.confidence) != rows:
             raise ValueError("a token tree needs as many parents and confidences as tokens")
@@ -167,6 +170,9 @@ class TokenTree:
 
     def child(self, row: int, token: int) -> int | None:
         """Return the first child of `row` with this token."""
+        if self.is_chain:
+            below = row + 1
+            return below if below < len(self.tokens) and self.tokens[below] == token else None
         return self._child_rows.get((row, token))
 
     @cached_property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,8 +17,7 @@ from edge_spec.core.tree import TokenTree, Verdict
 GREEDY = Sampler(SamplingParams(), ())
 
 
-@dataclass(frozen=True)
-class Budget:
+class Budget(NamedTuple):
     """Limits of one round."""
 
     num_draft_tokens: int  # draft tokens that can still become part of the text

@@ -25,7 +25,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from threading import Condition, Lock, Thread
 from typing import NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
@@ -218,16 +217,14 @@ class Batch:
         self._rests = SpacedRetries(_FIRST_REST, _LONGEST_REST)  # in passes
         self._divisible: WeakSet[Session] = WeakSet()  # the last tree may be cut
 
-    @contextmanager
-    def entered(self) -> Iterator[None]:
-        """Count one more active generation within the block."""
+    def enter(self) -> None:
+        """Count one more active generation, until `leave`."""
         with self._counting:
             self.active += 1
-        try:
-            yield
-        finally:
-            with self._counting:
-                self.active -= 1
+
+    def leave(self) -> None:
+        with self._counting:
+            self.active -= 1
 
     def limit(self, budget: Budget, session: Session, drafters: Sequence[Drafter]) -> Budget:
         """Return the part of a budget that others leave for a session's next round, at least one
@@ -237,8 +234,8 @@ class Batch:
             return budget
         num_draft_tokens = min(budget.num_draft_tokens, most - 1)
         if self._widths:  # padding may still widen a pass of its own
-            return replace(budget, num_draft_tokens=num_draft_tokens, probes=False)
-        return replace(budget, num_draft_tokens=num_draft_tokens, num_rows=most)
+            return budget._replace(num_draft_tokens=num_draft_tokens, probes=False)
+        return budget._replace(num_draft_tokens=num_draft_tokens, num_rows=most)
 
     def _most_rows(self, session: Session, drafters: Sequence[Drafter]) -> int | None:
         """Return how many rows a session's next round may have; None for any number.

@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Thread
+from typing import NamedTuple
 
 from edge_spec.core.metrics import PlainReason, RoundStats
 from edge_spec.core.model import Session
@@ -41,8 +42,7 @@ class GenerationLimits:
     min_rows: int = 1  # of one forward; context_length leaves room for them
 
 
-@dataclass(frozen=True)
-class RoundStart:
+class RoundStart(NamedTuple):
     pending: int
     budget: Budget
     left: int  # tokens that may still be written
@@ -50,8 +50,7 @@ class RoundStart:
     gives_way: bool  # other conversations reduce its budget
 
 
-@dataclass(frozen=True)
-class Round:
+class Round(NamedTuple):
     """The outcome of a round; empty if its first choice is left to the next round."""
 
     decoded: list[DecodedToken]
@@ -172,8 +171,7 @@ class Decoder:
         started_s = self.clock()
         plan = self._propose(start)
         proposed_s = self.clock()
-        with self.overlap.meanwhile():
-            scored = self._forward(plan)
+        scored = self.overlap.beside(self._forward, plan)
         plan = _as_scored(plan, scored)
         out, scored_s = scored.out, self.clock()
         verified = plan.tree.first_rows(plan.num_verified or len(plan.tree))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from statistics import fmean, median
 from threading import Event
+from typing import TypeVar
 
 from edge_spec.core.metrics import NoOverlap, RoundStats
 from edge_spec.core.outliers import without_outlier
@@ -20,13 +20,15 @@ HYSTERESIS = 0.03  # share of a round's time that the other mode must win
 _RETRY_BLOCKS = 16  # one in these uses the other mode: 6% of the rounds
 
 _Kind = tuple[int, tuple[str, ...]]
+_Plan = TypeVar("_Plan")
+_Scored = TypeVar("_Scored")
 
 
 class OverlappedDrafting:
-    """Lets drafters anticipate the next round in a thread while a block runs.
+    """Lets drafters anticipate the next round in a thread while the target scores this one.
 
     trial: decides when; None: always. why_not: reason for never, or None. reads_prompts: drafters
-    read a prompt while the target does, on their own device. The block must not touch the drafters
+    read a prompt while the target does, on their own device. The pass must not touch the drafters
     or what they share with its thread, such as the sampler.
     """
 
@@ -47,18 +49,16 @@ class OverlappedDrafting:
         self._running: Future[None] | None = None
         self._stopped = Event()
 
-    @contextmanager
-    def meanwhile(self) -> Iterator[None]:
-        """Draft while the block runs, then wait for at most one draft pass. Raises the error of an
-        unguarded drafter."""
-        ready = self.begin_round()
+    def beside(self, forward: Callable[[_Plan], _Scored], plan: _Plan) -> _Scored:
+        """Return `forward(plan)`, drafting meanwhile; then wait for at most one draft pass. Raises
+        the error of an unguarded drafter."""
+        ready = self.begin_round() if self._drafters else ()
         if not ready:
-            yield
-            return
+            return forward(plan)
         self._stopped.clear()
         self._running = self._thread.submit(self._anticipate, ready)
         try:
-            yield
+            return forward(plan)
         finally:
             self._stop()
 

@@ -111,6 +111,8 @@ class DrafterSwitch:
 
     def take(self) -> bool:
         """Switch to the last offer; return True if there was one."""
+        if self._offered is None:  # in nearly every round
+            return False
         with self._lock:
             if self._offered is None or self._off:
                 return False

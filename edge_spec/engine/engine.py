@@ -95,6 +95,8 @@ class Engine:
             self._end_running()
 
     def _keep_learnt(self) -> None:
+        if self.parts.round_times is not None:
+            self.parts.round_times.keep()
         learnt = self._drafting.stats()
         if self.parts.keep_learnt is not None and self.last is not None and learnt:
             self.parts.keep_learnt(learnt)

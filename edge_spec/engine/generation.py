@@ -91,8 +91,12 @@ class Generation(Iterator[Chunk]):
         self._chunks = self._generate()
 
     def __next__(self) -> Chunk:
-        with self._conversation.decoder.batch.entered():
+        batch = self._conversation.decoder.batch
+        batch.enter()
+        try:
             return next(self._chunks)
+        finally:
+            batch.leave()
 
     def cancel(self) -> None:
         self._cancelled = True
@@ -196,9 +200,10 @@ class Generation(Iterator[Chunk]):
         return True
 
     def _time_thought(self, chunks: Sequence[Chunk]) -> None:
-        if any(chunk.kind is PartKind.REASONING for chunk in chunks):
-            elapsed_ms = (time.perf_counter() - self._started) * 1e3
-            self.result.reasoning_ms = elapsed_ms - self.result.stats.prompt_ms
+        for chunk in chunks:
+            if chunk.kind is PartKind.REASONING:
+                elapsed_ms = (time.perf_counter() - self._started) * 1e3
+                self.result.reasoning_ms = elapsed_ms - self.result.stats.prompt_ms
 
     def _rounds(self, decoded: list[int]) -> Generator[list[DecodedToken], None, None]:
         """Yield each round's tokens and add them to `decoded`, also after a change of decoder."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -109,17 +108,17 @@ class AdaptivePolicy:
 
     def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> RoundPlan:
         self._forget_round()
-        limits = limited(budget, self.max_draft_tokens, self.branches, self.probes)
         plain = TokenTree.chain(pending)
         if not drafters:
             return RoundPlan(plain, PlainReason.OFF)
-        if limits.num_draft_tokens <= 0:
+        if min(budget.num_draft_tokens, self.max_draft_tokens) <= 0:
             return RoundPlan(plain, PlainReason.BUDGET)
         if not self.costs.is_scaled or self.costs.is_unsure:  # plain steps measure it
             return RoundPlan(plain, PlainReason.BASELINE)
         if self._asleep:
             return RoundPlan(plain, PlainReason.COOLDOWN, resting=self._resting)
         self._wake()
+        limits = limited(budget, self.max_draft_tokens, self.branches, self.probes)
         self._present = {drafter.name: self._record(drafter) for drafter in drafters}
         best, reason = self._best(drafters, pending, limits)
         self._chosen = best.name if best is not None else None
@@ -218,7 +217,7 @@ class AdaptivePolicy:
         spent = sum(answer.seconds for answer in self._answers.values()) / self.rounds.plain_s
         stake = record.account.stake - spent
         most = self.rounds.rows_within(stake, min(len(tree), limits.num_rows))
-        limits = replace(limits, num_rows=most)
+        limits = limits._replace(num_rows=most)
         plan = plan_rows(tree, reach, limits, self.rounds)
         if plan is None:
             return None

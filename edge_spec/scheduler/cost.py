@@ -172,7 +172,8 @@ class RowCosts:
             self._clear_suspect(seconds)
             self._line.fade()
         self._suspect = None
-        expected, (own, of_own) = self._firsts(rows), self._own_of(rows)
+        own, of_own = self._own_of(rows)
+        expected = self._firsts(rows)
         ratio = min(max(seconds / (self._first_s * expected), 1 / _MOST_CHANGE), _MOST_CHANGE)
         believed = self._believed(rows, ratio)
         line = self._line
@@ -185,18 +186,19 @@ class RowCosts:
         line.of_price += _PRICE_CHANGES * line.price**2
         first = line.first
         noise = (_NOISE * expected) ** 2 + of_own * first**2
-        most = expected + sqrt(line.variance(further) + noise)
+        of_all = line.variance(further) + noise
+        most = expected + sqrt(of_all)
         self.is_unsure &= further > 0
         if ratio < _SLOW:
             self._steady.add(rows)
-        if error**2 > _JUMP * (line.variance(further) + noise):
+        if error**2 > _JUMP * of_all:
             if further > 0 and error > 0 and rows in self._steady:
                 self._suspect = rows, replace(line)
             line.change((error / expected) ** 2)
             if further > 0:  # all rows or only the extra ones; a plain step will tell
                 line.of_price += (error / further) ** 2
                 self.is_unsure = True
-        of_all = line.variance(further) + noise
+            of_all = line.variance(further) + noise
         line.learn(error, further, of_all)
         if self._is_trusted and line.first < _OUTDATED:
             self._doubt_table()
@@ -354,7 +356,7 @@ class RoundCosts:
         now_s = max(self.plain_s, max(1.0, min(slowed, OUTLIER)) * before_s)
         self._steps = faded(self._steps, self.of(rows) + asked_s / now_s, _RATE_MEMORY)
         self._tokens = faded(self._tokens, round_stats.num_tokens, _RATE_MEMORY)
-        self._look()
+        self.token = min(self._steps / self._tokens, 1.0)
         return now_s
 
     def follow(self, round_stats: RoundStats) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
@@ -50,8 +50,7 @@ class ExactPolicy(WithinPolicy):
     def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> RoundPlan:
         """Choose a plan. The narrowest width must fit the budget's rows."""
         widths = [width for width in self._widths if width <= budget.num_rows]
-        limits = replace(
-            budget,
+        limits = budget._replace(
             num_draft_tokens=min(budget.num_draft_tokens, widths[-1] - 1),
             num_rows=widths[-1],
             branches=False,

@@ -180,11 +180,11 @@ class FixedPolicy:
     def begin(self, num_prompt: int = 0) -> None: ...
 
     def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> RoundPlan:
+        if not drafters:
+            return RoundPlan(TokenTree.chain(pending), PlainReason.OFF)
         limits = limited(
             budget, self.max_draft_tokens, self.branches, self.probes, self.min_confidence
         )
-        if not drafters:
-            return RoundPlan(TokenTree.chain(pending), PlainReason.OFF)
         if limits.num_draft_tokens <= 0:
             return RoundPlan(TokenTree.chain(pending), PlainReason.BUDGET)
         reason = PlainReason.NO_CANDIDATE

@@ -10,8 +10,10 @@ busy. A profile replaces them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 from statistics import median, quantiles
 from threading import Lock
 
@@ -171,16 +173,25 @@ def recall_costs(kernels: str, device: str, seconds: Mapping[int, float]) -> Row
 _SHORT_TEXT = 1024  # tokens; passes after a longer text take longer
 _FEWEST = 4  # passes of a width in an answer, to count at all
 _SHARE = 1 / 3  # weight of one answer in the stored value: the machine may have been busy
+_EVERY_S = 30.0  # at least between two writes, each of which waits for the disk
 
 
 class RoundTimes:
     """Keep the pass times of all conversations on one model for the next session. Thread-safe."""
 
-    def __init__(self, key: ProfileKey, widths: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self,
+        key: ProfileKey,
+        widths: tuple[int, ...] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """widths: ascending widths that passes are padded to; empty if not padded."""
         self._key = key
         self._widths = widths
         self._current: dict[int, list[float]] = {}  # seconds by rows, of answers in progress
+        self._unkept: list[tuple[dict[int, float], float]] = []  # of answers: medians, spread
+        self._clock = clock
+        self._kept_s = clock()
         self._lock = Lock()
 
     def observe(self, round_stats: RoundStats) -> None:
@@ -191,19 +202,35 @@ class RoundTimes:
                 self._current.setdefault(rows, []).append(round_stats.forward_s)
 
     def end(self, num_tokens: int) -> None:
-        """End an answer of `num_tokens` tokens and store its pass times."""
+        """End an answer of `num_tokens` tokens. Its pass times are stored now and then, and by
+        `keep`."""
         with self._lock:
             current, self._current = self._current, {}
             told = {rows: each for rows, each in current.items() if len(each) >= _FEWEST}
             if num_tokens > _SHORT_TEXT or not told:
                 return
             found = {rows: median(seconds) for rows, seconds in told.items()}
-            disturbance, kept = max(map(_spread, told.values())), SECONDS.read(self._key)
-            if kept is not None:
-                disturbance = kept.disturbance + _SHARE * (disturbance - kept.disturbance)
-            SECONDS.update(
-                self._key, lambda kept: _mix(kept or found, found), disturbance=disturbance
-            )
+            self._unkept.append((found, max(map(_spread, told.values()))))
+            if self._clock() < self._kept_s + _EVERY_S:
+                return
+        self.keep()
+
+    def keep(self) -> None:
+        """Store the pass times of all ended answers."""
+        with self._lock:
+            ended, self._unkept = self._unkept, []
+            self._kept_s = self._clock()
+            if not ended:
+                return
+            kept = SECONDS.read(self._key)
+            disturbance = ended[0][1] if kept is None else kept.disturbance
+            for _, spread in ended:
+                disturbance += _SHARE * (spread - disturbance)
+
+            def mix(kept: dict[int, float] | None) -> dict[int, float]:
+                return reduce(_mix, (found for found, _ in ended), kept or ended[0][0])
+
+            SECONDS.update(self._key, mix, disturbance=disturbance)
 
 
 def _spread(seconds: Sequence[float]) -> float:

@@ -68,7 +68,7 @@ class AnyOrder(AdaptivePolicy):
 
     def observe(self, round_stats: RoundStats) -> None:
         seconds = self.costs.at(round_stats.num_rows)
-        timed = replace(round_stats, forward_s=seconds, total_s=seconds, draft_s=0.0)
+        timed = round_stats._replace(forward_s=seconds, total_s=seconds, draft_s=0.0)
         super().observe(timed)
 
 

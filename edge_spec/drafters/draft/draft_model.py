@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import replace
 
 import numpy as np
 
@@ -127,7 +126,7 @@ class DraftModelDrafter(LearningDrafter, StageDrafter):
             return self._growth.tree
         branches = budget.branches and not assumed and (budget.shape or not self._chooser.samples)
         if branches:
-            self._growth = self._tree(pending, replace(budget, num_draft_tokens=count))
+            self._growth = self._tree(pending, budget._replace(num_draft_tokens=count))
         else:
             self._growth = self._chain(pending, count, budget.min_reach)
         by_level = branches and self._chooser.samples

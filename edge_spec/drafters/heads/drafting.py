@@ -8,7 +8,6 @@ paths with the highest product of chances.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -135,9 +134,9 @@ class HeadDrafter(LearningDrafter):
         most, num_siblings = None, SIBLINGS
         if self._num_heads is None:
             most, num_siblings = budget.num_draft_tokens, SIBLINGS if budget.branches else 1
-            budget = replace(budget, free_rows=1)  # a row may be free, but its pass is not
+            budget = budget._replace(free_rows=1)  # a row may be free, but its pass is not
         elif self._in_one_pass:  # deeper rows come with the same pass
-            budget = replace(budget, min_reach=budget.worth_scoring)
+            budget = budget._replace(min_reach=budget.worth_scoring)
         given = self.name, self._pending, budget, self._acceptance
         root: Path = ()
         return grow(*given, root, lambda path: self._expand(path)[:num_siblings], most)

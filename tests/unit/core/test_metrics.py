@@ -114,8 +114,8 @@ def test_the_plain_rate_is_the_median_of_plain_rounds_and_needs_three() -> None:
 def test_rounds_that_fill_a_plain_step_count_as_plain_without_their_drafting() -> None:
     rate = PlainRate(plain_width=2)
     for _ in range(3):
-        rate.observe(replace(round_stats(1, 1, seconds=(0.004, 0, 0.014)), num_rows=2))
-        rate.observe(replace(round_stats(2, 1, seconds=(0, 0, 0.5)), num_rows=3))
+        rate.observe(round_stats(1, 1, seconds=(0.004, 0, 0.014))._replace(num_rows=2))
+        rate.observe(round_stats(2, 1, seconds=(0, 0, 0.5))._replace(num_rows=3))
     assert rate.tokens_per_second == pytest.approx(100)
 
 
@@ -135,9 +135,9 @@ def test_the_plain_rate_follows_recent_rounds() -> None:
 
 def test_draft_tokens_that_were_ready_count_where_they_were_verified() -> None:
     stats = Stats()
-    stats.observe(replace(round_stats(4, 2), anticipated=True))
+    stats.observe(round_stats(4, 2)._replace(anticipated=True))
     stats.observe(round_stats(4, 2))
-    stats.observe(replace(round_stats(reason=PlainReason.BELOW_BREAK_EVEN), anticipated=True))
+    stats.observe(round_stats(reason=PlainReason.BELOW_BREAK_EVEN)._replace(anticipated=True))
     assert stats.anticipated_n == stats.to_dict()["anticipated_n"] == 1
 
 

@@ -485,8 +485,8 @@ def test_prompts_are_divided_only_where_that_changes_no_bit(slices_agree: bool) 
             return session
 
     served = Served(exact(1, 2, 4, 8, 16), model=Kept())
-    with served.batch.entered():
-        served.batch.prefill(served.session(0), list(range(70)))
+    served.batch.enter()
+    served.batch.prefill(served.session(0), list(range(70)))
     assert served.model.passes == ([[-24], [-23], [-23]] if slices_agree else [[-70]])
 
 

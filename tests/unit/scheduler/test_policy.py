@@ -84,7 +84,7 @@ def test_where_rows_may_not_branch_the_most_promising_path_is_verified() -> None
     tree = with_confidence([0, 0, 2], [0.5, 0.45, 0.9])
     for policy, budget in (
         (FixedPolicy(branches=False), BUDGET),
-        (FixedPolicy(), replace(BUDGET, branches=False)),
+        (FixedPolicy(), BUDGET._replace(branches=False)),
     ):
         assert policy.choose([Proposes(tree)], 0, budget).tree.tokens.tolist() == [0, 2, 3]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import pytest
 
@@ -61,7 +60,7 @@ def test_another_pass_of_the_same_width_takes_no_change() -> None:
 def test_no_width_is_held_after_a_pass_that_others_shared() -> None:
     """Its width was that of all of them."""
     found = costs_after([4, 1, 1, 1] * 100 + [4], switch_s=0.2)
-    found.observe(replace(round_of(4, 1.4), num_sharing=2), 0.0)
+    found.observe(round_of(4, 1.4)._replace(num_sharing=2), 0.0)
     assert found.further(5)[3] == pytest.approx(0.4, abs=0.05)
     assert found.of(4) == pytest.approx(1.6, abs=0.08)
 

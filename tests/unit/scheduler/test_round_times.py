@@ -44,6 +44,7 @@ def answer(times: RoundTimes, num_rounds: int, factor: float, tokens: int = 100)
         rows = (1, 4)[number % 2]
         times.observe(round_of(rows, factor * SECONDS[rows]))
     times.end(tokens)
+    times.keep()
 
 
 def kept() -> dict[int, float]:
@@ -68,11 +69,32 @@ def test_what_a_busy_machine_took_is_soon_replaced() -> None:
     for number in range(60):
         times.observe(round_of(1, SECONDS[1] * (1 + 20 * (number % 3))))
     times.end(100)
+    times.keep()
     assert is_known_to_be_busy()
     for _ in range(10):
         answer(RoundTimes(KEY), 40, 1.0)
     assert not is_known_to_be_busy()
     assert kept()[1] == pytest.approx(SECONDS[1], rel=0.1)
+
+
+def test_answers_in_quick_succession_are_written_together() -> None:
+    now = 0.0
+    together, each = RoundTimes(KEY, clock=lambda: now), RoundTimes(replace(KEY, build="each"))
+    for factor in (1.0, 2.0, 2.0):
+        for times in (together, each):
+            for rows in (1, 4) * 12:
+                times.observe(round_of(rows, factor * SECONDS[rows]))
+            times.end(100)
+        each.keep()
+    assert kept() == {}  # each write waits for the disk
+    now = 60.0
+    for rows in (1, 4) * 12:
+        together.observe(round_of(rows, SECONDS[rows]))
+    together.end(100)
+    found = kept()
+    assert set(found) == {1, 4}
+    answer(each, 24, 1.0)
+    assert found == pytest.approx(KEPT.known(replace(KEY, build="each")))
 
 
 @pytest.mark.parametrize("factor", [0.5, 2.0])
@@ -92,6 +114,7 @@ def test_slow_passes_among_usual_ones_change_nothing() -> None:
     for number in range(600):  # a third of them had to wait long
         times.observe(round_of(1, SECONDS[1] * (9 if number % 3 == 0 else 1)))
     times.end(100)
+    times.keep()
     assert kept() == pytest.approx(SECONDS)
 
 
