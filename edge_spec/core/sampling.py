@@ -108,6 +108,7 @@ class Sampler:
         self.num_alternatives = num_alternatives
         self.tie_margin = tie_margin
         self._raw = params.raw and constraint is None
+        self._greedy, self._penalized = params.greedy, params.penalized  # read for each row
         allowed = params.seed is None if sampled_drafts is None else sampled_drafts
         self.sampled_drafts = allowed and not params.greedy
         self.seed = secrets.randbits(63) if params.seed is None else params.seed
@@ -123,7 +124,7 @@ class Sampler:
             self.constraint.observe(tokens)
         for token in tokens:
             self.num_chosen += 1
-            if self.params.penalized:
+            if self._penalized:
                 self._output[token] += 1
 
     def choose(self, logits: np.ndarray, path: Sequence[int]) -> TokenChoice:
@@ -132,7 +133,7 @@ class Sampler:
         logit is not finite (NaN counts; -inf: no token is allowed)."""
         if not self._raw:
             logits = self._processed(logits, path)
-        if self.params.greedy:
+        if self._greedy:
             token = int(logits.argmax())  # index of a NaN, if any
             _require_number(logits[token])
             if not self.tie_margin:
@@ -147,7 +148,7 @@ class Sampler:
         """Return [vocab] float64, the distribution of `choose`; one-hot if greedy."""
         if not self._raw:
             logits = self._processed(logits, path)
-        if self.params.greedy:
+        if self._greedy:
             probabilities = np.zeros(len(logits))
             token = int(logits.argmax())
             _require_number(logits[token])
@@ -158,14 +159,14 @@ class Sampler:
     @property
     def prefers_by_logits(self) -> bool:
         """Return whether `preference` is always exp of the given logits."""
-        return self._raw and self.params.greedy
+        return self._raw and self._greedy
 
     def preference(self, logits: np.ndarray, path: Sequence[int]) -> np.ndarray:
         """Return [vocab] weights, largest for `choose`'s token, that show how close others came:
         exp of logits if greedy, else inverse finish times."""
         if not self._raw:
             logits = self._processed(logits, path)
-        if self.params.greedy:
+        if self._greedy:
             peak = logits.max()
             _require_number(peak)
             preference: np.ndarray = np.exp(logits - peak)
@@ -201,7 +202,7 @@ class Sampler:
         logits = logits.copy()
         for token, bias in params.logit_bias.items():
             logits[token] += bias
-        if params.penalized:
+        if self._penalized:
             output = self._output.copy()
             output.update(path)
             seen = np.fromiter(output.keys() | self._prompt, np.int64)

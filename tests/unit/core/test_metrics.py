@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 
@@ -55,8 +54,7 @@ def test_sums_and_rates_of_a_generation() -> None:
 def test_what_a_stop_string_cuts_off_was_verified_and_is_not_accepted(
     count: int, accepted: int, by_drafter: dict[str, DraftCounts]
 ) -> None:
-    whole = replace(
-        round_stats(4, 3),
+    whole = round_stats(4, 3)._replace(
         by_drafter={"a": DraftCounts(3, 3), "b": DraftCounts(2, 1)},
         tokens=(7, 8, 9, 10),
         accepted_by=("a", "a+b", "a"),

@@ -126,7 +126,7 @@ sizes = st.builds(
     WindowSize, width=st.integers(1, 4), ngram=st.integers(2, 4), draft_tokens=st.integers(1, 4)
 )
 budgets = st.builds(
-    Budget,
+    lambda **limits: Budget(**limits),  # of a tuple, hypothesis would draw all fields
     num_draft_tokens=st.integers(0, 9),
     num_rows=st.integers(1, 24),
     branches=st.booleans(),
