@@ -60,7 +60,7 @@ models = st.builds(
 )
 prompts = st.lists(st.integers(0, 2), min_size=1, max_size=8)
 budgets = st.builds(
-    Budget,
+    lambda **limits: Budget(**limits),  # of a tuple, hypothesis would draw all fields
     num_draft_tokens=st.integers(0, 6),
     num_rows=st.integers(1, 7),
     branches=st.booleans(),
