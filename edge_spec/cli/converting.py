@@ -132,7 +132,8 @@ class AskedExport:
     )
     kind: str | None = option(
         None,
-        "Formats and quantizations for ios, macos, windows-npu, android or linux.",
+        "Formats and quantizations for ios, macos, windows-npu, android or linux; for ios and "
+        "macos with --format coreai: Core AI.",
         _PAIR,
         flag="--for",
     )
@@ -189,11 +190,9 @@ def _choices(asked: AskedExport) -> ExportChoices | None:
     if asked.soc is not None and asked.compute is not None:
         raise UsageError("--soc and --compute name two units", remedy="Leave one out.")
     if asked.kind is not None:
-        if format not in (None, "all"):
-            raise UsageError(
-                f"--for {asked.kind} chooses the formats", remedy="Leave --format out."
-            )
-        return with_quantizations(choices_for(asked.kind, asked.compile, asked.soc), asked.quant)
+        only = None if format == "all" else format
+        choices = choices_for(asked.kind, asked.compile, asked.soc, only)
+        return with_quantizations(choices, asked.quant)
     if asked.compile:
         raise UsageError(
             "--compile is for a kind of device",

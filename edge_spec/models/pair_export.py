@@ -97,6 +97,13 @@ _COREML_ANE = ExportChoice(
     "ane",
     role=ROLES[1],
 )
+_COREAI = ExportChoice(
+    "coreai",
+    "int8",
+    "asked for, for iOS and macOS 27: of its block formats, the one that loses least; an app "
+    "chooses the unit as it loads it",
+    is_required=True,
+)
 _METAL = ExportChoice("gguf", "Q4_0", "what apps with llama.cpp read, whose Metal kernels know it")
 _REPACKED = ExportChoice(
     "gguf",
@@ -115,23 +122,32 @@ _KINDS: Mapping[str, tuple[ExportChoice, ...]] = {
     "linux": (_ONNX, _REPACKED),
 }
 KINDS = tuple(_KINDS)
+_WITH_CORE_AI = ("ios", "macos")
 
 
-def choices_for(kind: str, compiles: bool = False, soc: str | None = None) -> ExportChoices:
+def choices_for(
+    kind: str, compiles: bool = False, soc: str | None = None, format: str | None = None
+) -> ExportChoices:
     """Return the formats for a kind of device. compiles: first a binary for Qualcomm's NPU. soc:
-    its processor; None: the kind's usual one. Raises UsageError that lists the valid kinds."""
+    its processor; None: the kind's usual one. format: only Core AI, which no kind has by default.
+    Raises UsageError that lists the valid kinds."""
     if kind not in _KINDS:
         raise UsageError(
             f"there is no kind of device called {kind!r}",
             remedy=f"Choose one of {', '.join(KINDS)}.",
         )
-    if not compiles:
-        return ExportChoices(_KINDS[kind], kind, (_IDLE,) if kind in _SOCS else ())
-    if kind not in _SOCS:
+    if compiles and kind not in _SOCS:
         raise UsageError(
             f"nothing is compiled for {kind}",
             remedy=f"--compile goes with --for {' or '.join(sorted(_SOCS))}.",
         )
+    if format is not None:
+        if format == _COREAI.format and kind in _WITH_CORE_AI:
+            return ExportChoices((_COREAI,), kind)
+        other = f", or give --format {_COREAI.format}" if kind in _WITH_CORE_AI else ""
+        raise UsageError(f"--for {kind} chooses the formats", remedy=f"Leave --format out{other}.")
+    if not compiles:
+        return ExportChoices(_KINDS[kind], kind, (_IDLE,) if kind in _SOCS else ())
     binary = ExportChoice(
         "qnn",
         "int4",

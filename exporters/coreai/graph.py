@@ -18,9 +18,10 @@ from coreai.authoring.constant import constant
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.decoder_walk import DecoderWalk
+from edge_spec.exporters.coreai.composites import Composites
 from edge_spec.exporters.coreai.private import mark_states
 from edge_spec.exporters.coreai.weights import CoreAiWeights
-from edge_spec.exporters.requests import StaticFunction, StaticShape, functions
+from edge_spec.exporters.requests import MASKED, StaticFunction, StaticShape, functions
 
 STATE, _WRITTEN = "kv_cache", "kv_cache_written"
 _ONES = np.ones(4, np.int32)
@@ -36,8 +37,10 @@ class CoreAiPass(DecoderWalk[Value]):
         shape: StaticShape,
         rows: int,
         inputs: dict[str, Value],
+        composites: Composites,
     ) -> None:
         self.config, self._weights, self._rows = config, weights, rows
+        self._composites = composites
         self._slots, self._inputs = shape.slots, inputs
         self._new: dict[int, Value] = {}  # keys and values of the rows, by their index in the state
         self._begin = inputs["write_slot"]
@@ -46,7 +49,8 @@ class CoreAiPass(DecoderWalk[Value]):
         tables = config.rotations[0].tables(shape.context_length)
         self._cos, self._sin = (self._rotation(table, position) for table in tables)
         groups = config.num_heads // config.num_kv_heads
-        self._mask = ops.tile(inputs["mask"], _counts(1, 1, groups, 1))  # for each query of a group
+        mask = ops.tile(inputs["mask"], _counts(1, 1, groups, 1))  # for each query of a group
+        self._is_seen = ops.broadcasting_greater(mask, np.array(MASKED / 2, np.float32))
 
     def outputs(self, scores: bool, hidden: bool) -> list[Value]:
         """Return a function's outputs, the written state last. hidden: scoring functions also
@@ -69,10 +73,8 @@ class CoreAiPass(DecoderWalk[Value]):
         return x
 
     def norm(self, x: Value, name: str, output: str = "") -> Value:
-        mean = ops.reduce_mean(ops.mul(x, x), _ints(-1))
-        epsilon = np.array(self.config.norm_epsilon, np.float32)
-        normed = ops.broadcasting_mul(x, ops.rsqrt(ops.broadcasting_add(mean, epsilon)))
-        return ops.broadcasting_mul(normed, self._weights.vector(name + ".weight"))
+        norm = self._composites.norms[tuple(x.type.shape)]
+        return norm(x, self._weights.vector(name + ".weight"))
 
     def add_and_norm(self, update: Value | None, residual: Value, name: str) -> tuple[Value, Value]:
         x = residual if update is None else ops.add(residual, update)
@@ -100,15 +102,10 @@ class CoreAiPass(DecoderWalk[Value]):
         config, prefix = self.config, f"model.layers.{layer}.self_attn."
         keys = self._write(layer, self.heads(x, layer, "k"))
         values = self._write(config.num_layers + layer, self.heads(x, layer, "v"))
-        # Query heads that share keys are extra rows of one head, so that no key is repeated.
         per_head = (config.num_heads // config.num_kv_heads) * self._rows
         shape = _ints(1, config.num_kv_heads, per_head, config.head_dim)
-        scale = np.array(config.head_dim**-0.5, np.float32)
-        queries = ops.broadcasting_mul(self.heads(x, layer, "q"), scale)
-        queries = ops.reshape(queries, shape)
-        products = ops.broadcasting_batch_matmul(queries, _transposed(keys, 0, 1, 3, 2))
-        shares = ops.softmax(ops.broadcasting_add(products, self._mask), _axis(3))
-        mixed = ops.broadcasting_batch_matmul(shares, values)
+        queries = ops.reshape(self.heads(x, layer, "q"), shape)
+        mixed = self._composites.attend(queries, keys, values, self._is_seen)
         each = ops.reshape(mixed, _ints(1, config.num_heads, self._rows, config.head_dim))
         joined = ops.reshape(_transposed(each, 0, 2, 1, 3), _ints(1, self._rows, config.query_size))
         return self.linear(joined, prefix, ["o_proj"], config.output_bias)
@@ -119,15 +116,7 @@ class CoreAiPass(DecoderWalk[Value]):
         return _transposed(split, 0, 2, 1, 3)
 
     def rotate(self, x: Value, layer: int, part: str) -> Value:
-        """Rotate x, pairing halves (Su et al. 2021)."""
-        half, axis = self.config.head_dim // 2, _axis(3)
-        first, second = ops.split(x, _counts(half, half), axis)
-        cos, sin = self._cos, self._sin
-        turned = [
-            ops.sub(ops.broadcasting_mul(first, cos), ops.broadcasting_mul(second, sin)),
-            ops.add(ops.broadcasting_mul(second, cos), ops.broadcasting_mul(first, sin)),
-        ]
-        return ops.concat(axis, turned)
+        return self._composites.rotations[tuple(x.type.shape)](x, self._cos, self._sin)
 
     def _rotation(self, table: np.ndarray, position: Value) -> Value:
         """Return cos or sin of the rows' positions, [1, 1, rows, head_dim / 2]."""
@@ -199,6 +188,7 @@ def _add_function(
     hidden: bool,
 ) -> None:
     rows = function.rows
+    composites = Composites(config, rows, shape.slots)
     cache = (2 * config.num_layers, config.num_kv_heads, shape.slots, config.head_dim)
 
     def body(
@@ -211,7 +201,7 @@ def _add_function(
             "mask": mask,
             STATE: kv_cache,
         }
-        run = CoreAiPass(weights, config, shape, rows, inputs)
+        run = CoreAiPass(weights, config, shape, rows, inputs, composites)
         return tuple(run.outputs(function.scores, hidden))
 
     returned = [_tensor("logits", rows, config.vocab_size)] if function.scores else []

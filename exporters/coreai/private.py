@@ -1,12 +1,12 @@
-"""The two calls of coreai-core that are not public: a state, and constants of 4 bits.
+"""The three calls of coreai-core that are not public: a state, constants of 4 bits, and composites.
 
-Apple's coreai-torch makes both in the same way. They hold for the version that
+Apple's coreai-torch makes all in the same way. They hold for the version that
 `edge_spec.models.core_ai` names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from coreai._compiler.dialects.coreai import ConstantOp
 from coreai._compiler.dialects.coreai.constant import create_elements_attr
 from coreai._compiler.ir import (
     ArrayAttr,
+    Attribute,
     DictAttr,
     IntegerType,
     Location,
@@ -36,6 +37,25 @@ def mark_states(graph: Any, states: Mapping[str, str]) -> None:
             named[_STATE] = StringAttr.get(output)
         marked.append(DictAttr.get(named))
     operation.arg_attrs = ArrayAttr.get(marked)
+
+
+def composite_declaration(
+    name: str, inputs: Iterable[str], attributes: Mapping[str, bool | int | float]
+) -> Any:
+    """Return what marks a graph as the operation `name` of one result; inside a module."""
+    names = ", ".join(f'"{each}"' for each in inputs)
+    stated = {key: _stated(value) for key, value in {**attributes, "version": 1}.items()}
+    listed = ", ".join(f"{key} = {value}" for key, value in stated.items())
+    return Attribute.parse(
+        f'#coreai.composite_declaration<"{name}" = {{input_names = [{names}], '
+        f'op_attrs = {{{listed}}}, output_names = ["output"]}}>'
+    )
+
+
+def _stated(value: bool | int | float) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value} : si64" if isinstance(value, int) else f"{value:.9e} : f32"
 
 
 def constant_of_4_bits(values: np.ndarray) -> authoring.Value:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edge_spec.exporters.families import decoders, encoders, gemma
+from edge_spec.exporters.families import decoders, encoders, ernie, gemma
 
 _FAMILIES = (
     *decoders.FAMILIES,
@@ -10,6 +10,7 @@ _FAMILIES = (
     gemma.GEMMA4,
     decoders.GPT_OSS,
     decoders.LFM2,
+    ernie.ERNIE,
     encoders.T5,
     *encoders.FAMILIES,
 )

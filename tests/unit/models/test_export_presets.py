@@ -41,6 +41,14 @@ def test_an_unknown_kind_is_refused_with_those_there_are() -> None:
         choices_for("vax")
 
 
+@pytest.mark.parametrize("kind", ["ios", "macos"])
+def test_core_ai_is_written_alone_where_it_is_asked_for(kind: str) -> None:
+    made = with_quantizations(choices_for(kind, format="coreai"), "coreai=int4")
+    for chosen in map(made.of, ROLES):
+        assert [(choice.format, choice.quantization) for choice in chosen] == [("coreai", "int4")]
+    assert made.kind == kind and "coreai" not in choices_for(kind).formats
+
+
 @pytest.mark.parametrize("asked", ["int4", "coreml=int4", "onnx=", "onnx=int4,onnx=int8", ","])
 def test_a_quantization_that_names_no_format_of_the_pair_is_refused(asked: str) -> None:
     with pytest.raises(UsageError, match="FORMAT=NAME"):
