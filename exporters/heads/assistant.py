@@ -4,7 +4,6 @@ and read the keys and values of the target's last layer of the same kind."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -61,9 +60,9 @@ _FORM = Form(
 """),
 )
 # The output matrix equals the embedding.
-_NAMES = replace(_FORM.names(HF, layer="model.layers.{}."), ignored=("lm_head.weight",))
+_NAMES = _FORM.names(HF, layer="model.layers.{}.", ignored=("lm_head.weight",))
 # Rotary factors are also in the metadata.
-_GGUF_NAMES = replace(_FORM.names(GGUF, layer="blk.{}."), ignored=("rope_freqs.weight",))
+_GGUF_NAMES = _FORM.names(GGUF, layer="blk.{}.", ignored=("rope_freqs.weight",))
 _OWN_TARGET = "Use the assistant with the model that it was trained for."
 
 

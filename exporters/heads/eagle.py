@@ -80,8 +80,8 @@ _EAGLE1 = Form(
     (*WHOLE, *_EAGLE_PARTS),
 )
 _IGNORED = (*VOCABULARY, *_TARGETS, _MASKED, "rotary_emb.inv_freq")
-EAGLE_NAMES = replace(_eagle3().names(HF), ignored=_IGNORED)
-EAGLE_GGUF_NAMES = replace(_eagle3().names(GGUF, layer="blk.{}."), ignored=_IGNORED)
+EAGLE_NAMES = _eagle3().names(HF, ignored=_IGNORED)
+EAGLE_GGUF_NAMES = _eagle3().names(GGUF, layer="blk.{}.", ignored=_IGNORED)
 _TOKENS = ("ptd_token_id", "pard_token", "mask_token_id")  # config.json's names of the mask token
 _COUNT, _MAX_COUNT = 8, 64  # drafted tokens: by default, as heads are trained, and at most
 _PADDING = 512  # rows: tables of one vocabulary differ by no more, padded or not
@@ -288,8 +288,8 @@ _DFLASH = Form(
 """),
     ),
 )
-DFLASH_NAMES = replace(_DFLASH.names(HF), ignored=_IGNORED)
-DFLASH_GGUF_NAMES = replace(_DFLASH.names(GGUF, layer="blk.{}."), ignored=_IGNORED)
+DFLASH_NAMES = _DFLASH.names(HF, ignored=_IGNORED)
+DFLASH_GGUF_NAMES = _DFLASH.names(GGUF, layer="blk.{}.", ignored=_IGNORED)
 
 
 def dflash_head(files: HeadFiles, names: Names = DFLASH_NAMES) -> DFlashHead:

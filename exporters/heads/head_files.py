@@ -134,12 +134,19 @@ class Form:
     parts: tuple[Part, ...] = WHOLE
     layer_parts: tuple[Part, ...] = LAYER
 
-    def names(
-        self, column: int, layer_column: int | None = None, layer: str = "layers.{}."
-    ) -> Names:
-        """Return the names of a format."""
-        of_layers = column if layer_column is None else layer_column
-        return Names(_ours(self.parts, column), _ours(self.layer_parts, of_layers), layer)
+    def names(self, column: int, of_layers: int | None = None, **where: Any) -> Names:
+        """Return the names of a format. of_layers: its column for layers, if another. where: as in
+        Names."""
+        layer_column = column if of_layers is None else of_layers
+        return Names(
+            {each.theirs[column]: each.ours for each in self.parts if each.theirs[column]},
+            {
+                each.theirs[layer_column]: each.ours
+                for each in self.layer_parts
+                if each.theirs[layer_column]
+            },
+            **where,
+        )
 
     def shapes(
         self,
@@ -162,10 +169,6 @@ class Form:
                         shape = tuple(known[size] for size in part.sizes)
                         shapes[prefix + part.ours] = shape
         return shapes
-
-
-def _ours(among: Iterable[Part], column: int) -> dict[str, str]:
-    return {part.theirs[column]: part.ours for part in among if part.theirs[column]}
 
 
 def head_shapes(

@@ -89,7 +89,7 @@ _FORM = Form(
 """),
     ),
 )
-_QWEN35 = replace(_FORM.names(HF, layer=_LAYER), prefix=MTP_PREFIX)
+_QWEN35 = _FORM.names(HF, layer=_LAYER, prefix=MTP_PREFIX)
 # DeepSeek's and MiMo's directories, whose layers have no number of their own.
 _DEEPSEEK, _MIMO = range(2)
 _NUMBERLESS = replace(
@@ -121,7 +121,7 @@ def mtp_head(files: HeadFiles) -> EagleHead:
             remedy="Download the model again, or use it without them.",
         )
     column = _MIMO if prefix == MIMO_PREFIX else _DEEPSEEK
-    head, named = _read(files, replace(_NUMBERLESS.names(column, HF, layer=""), prefix=prefix))
+    head, named = _read(files, _NUMBERLESS.names(column, HF, layer="", prefix=prefix))
     if column == _MIMO:
         named["fc.weight"] = _with_embedding_first(named["fc.weight"])
     return with_weights(head, files, named)
@@ -286,7 +286,7 @@ def gguf_head(path: Path, target: ModelConfig, has_weights: bool) -> EagleHead:
     file = GgufFile(path)
     metadata = Metadata(file.metadata, path)
     first = main_layers(metadata)
-    names = replace(_FORM.names(GGUF, layer=""), prefix=f"blk.{first}.")
+    names = _FORM.names(GGUF, layer="", prefix=f"blk.{first}.")
     if first is None or not any(name.startswith(names.prefix) for name in file.tensors):
         raise ModelFileError(
             f"{path} has no layer for multi-token prediction",
