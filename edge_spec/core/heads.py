@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol, Self, runtime_checkable
 
@@ -18,24 +17,13 @@ from edge_spec.core.model_parts import LayerKind
 SHORTLIST = 512
 
 
-class FollowsBy(Enum):
-    """What decides which tokens are likelier after a draft token (DSpark)."""
-
-    TOKEN = "vanilla"
-    GATED = "gated"  # the token, gated by the state of the scored row
-    RECURRENT = "rnn"  # all draft tokens so far, and the state of the scored row
-
-
 @dataclass(frozen=True, eq=False)
 class Transitions:
-    """DSpark's Markov head: adds to a logit the product of two rows, the previous token's (maybe
-    transformed by `joined`) and the scored token's. joined: weight [out, in] and bias [out]."""
+    """DSpark's Markov head: adds to a logit the product of two rows, the previous token's and the
+    scored token's."""
 
-    kind: FollowsBy
-    rank: int
     after: Callable[[np.ndarray], np.ndarray]  # [tokens] int of the target -> [tokens, rank]
     scored: Callable[[np.ndarray], np.ndarray]  # [tokens] int, as scored -> [tokens, rank]
-    joined: tuple[np.ndarray, np.ndarray] | None = None
 
     def scoring(self, token_ids: np.ndarray) -> Transitions:
         """Restrict scoring to these tokens: [tokens] int64."""
@@ -345,8 +333,7 @@ class DFlashHead(LayersHead):
     @property
     def keeps_states(self) -> bool:
         """Return whether drafting needs rows' states."""
-        by = self.transitions and self.transitions.kind
-        return self.confidence is not None or by not in (None, FollowsBy.TOKEN)
+        return self.confidence is not None
 
     def __str__(self) -> str:
         kind = "DFlash" if self.transitions is None else "DSpark"

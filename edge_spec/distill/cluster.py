@@ -1,4 +1,4 @@
-"""Machines that write answers and read features: this one, or a Ray cluster's (Moritz et al. 2018).
+"""Machines that write answers: this one, or a Ray cluster's (Moritz et al. 2018).
 
 Each opens the model once and writes several conversations at a time. Results do not depend on which
 machine runs a task, if all compute alike.
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,11 +16,8 @@ from queue import Queue
 from threading import Event
 from typing import Any
 
-import numpy as np
-
 from edge_spec.core.runtime_protocols import SharesPasses
 from edge_spec.diagnostics.report_files import files_sha256
-from edge_spec.distill.features import FeatureRequest, read_rows
 from edge_spec.distill.prompts import Conversation, Tasks
 from edge_spec.engine.engine import Engine
 from edge_spec.errors import DeviceError, EdgeSpecError, SessionError, UsageError
@@ -32,7 +28,6 @@ from edge_spec.models.source import Source
 CONVERSATIONS = 8  # per machine at a time
 _CONNECT_S = 5.0
 _POLL_S = 0.5
-_CONVERSATIONS_A_TASK = 8  # per task that reads features
 
 Writer = Callable[[int, Event], Conversation | None]  # runs `Tasks.conversation`
 
@@ -51,11 +46,6 @@ class ThisMachine:
                 forks = (self.engine.fork() for _ in range(CONVERSATIONS - 1))
                 engines += [opened.enter_context(each) for each in forks]
             yield [partial(self.tasks.conversation, each) for each in engines]
-
-    def read_features(
-        self, conversations: Sequence[Conversation], request: FeatureRequest
-    ) -> Generator[np.ndarray]:
-        return read_rows(self.engine.parts.model, conversations, request)
 
 
 @dataclass(frozen=True)
@@ -94,11 +84,6 @@ class _RemoteMachine:
             return writer(task, Event())
         finally:
             self._free.put(writer)
-
-    def read(
-        self, conversations: Sequence[Conversation], request: FeatureRequest
-    ) -> list[np.ndarray]:
-        return list(self._machine.read_features(conversations, request))
 
 
 class MachineLostError(Exception):
@@ -151,29 +136,8 @@ class Cluster:
         count = len(self._machines) * CONVERSATIONS
         yield [partial(self._write, number) for number in range(count)]
 
-    def read_features(
-        self, conversations: Sequence[Conversation], request: FeatureRequest
-    ) -> Generator[np.ndarray]:
-        size, stop = _CONVERSATIONS_A_TASK, Event()
-        parts = [conversations[at : at + size] for at in range(0, len(conversations), size)]
-
-        def read(number: int) -> list[np.ndarray]:
-            found: list[np.ndarray] = self._ask(number, stop, "read", parts[number], request)
-            return found
-
-        with ThreadPoolExecutor(2 * len(self._machines) + 1) as pool:
-            try:
-                for rows in pool.map(read, range(len(parts))):
-                    yield from rows
-            finally:
-                stop.set()
-
     def _write(self, number: int, task: int, stop: Event) -> Conversation | None:
-        found: Conversation | None = self._ask(number, stop, "write", task)
-        return found
-
-    def _ask(self, number: int, stop: Event, work: str, *given: Any) -> Any:
-        """Run `work` on a machine, again if it is lost; None after a stop. number: spreads work
+        """Run a task on a machine, again if it is lost; None after a stop. number: spreads work
         evenly."""
         while True:
             machines = tuple(self._machines)
@@ -184,7 +148,10 @@ class Cluster:
                 )
             machine = machines[number % len(machines)]
             with suppress(MachineLostError):
-                return self._wait(machine, machine.run.remote(work, *given), stop)
+                found: Conversation | None = self._wait(
+                    machine, machine.run.remote("write", task), stop
+                )
+                return found
 
     def _open(self) -> None:
         import ray
@@ -244,7 +211,7 @@ def require_answer(address: str) -> None:
     """Raises UsageError unless the address is HOST:PORT, DeviceError if nobody answers; Ray would
     wait for minutes."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or "/" in host or int(port) > 65535:
+    if not host or not (port.isascii() and port.isdigit()) or "/" in host or int(port) > 65535:
         raise UsageError(
             f"--ray {address} is no address", remedy="Give HOST:PORT, as ray start has shown it."
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,9 +52,6 @@ class FeatureRequest:
         return conversation.start - 1 if self.of_answers else 0
 
 
-Reader = Callable[[Sequence[Conversation], FeatureRequest], Generator[np.ndarray]]
-
-
 def to_half(values: np.ndarray) -> np.ndarray:
     kept: np.ndarray = np.clip(values, -_LARGEST, _LARGEST).astype(_KEPT)
     return kept
@@ -76,16 +73,16 @@ def require_features(model: Model, name: str) -> None:
 
 
 def read_features(
-    read: Reader,
+    model: Model,
     conversations: Sequence[Conversation],
     request: FeatureRequest,
-    hidden_size: int,
     folder: Path,
     progress: Progress,
 ) -> list[Example]:
     """Return examples sorted by prompt. folder: stores the features, and is resumed. Raises an
     EdgeSpecError, OSError."""
     conversations = sort_by_prompt(conversations)
+    hidden_size = model.config.hidden_size
     shape = (-1, len(request.layers), hidden_size)
     sizes = [len(each.tokens) - 1 - request.first_token(each) for each in conversations]
     ends = np.cumsum(sizes) * len(request.layers) * hidden_size * _KEPT.itemsize  # in the file
@@ -97,7 +94,7 @@ def read_features(
         begun = int(np.searchsorted(ends, file.tell(), side="right"))
         file.truncate(int(ends[begun - 1]) if begun else 0)
         progress(_READING, begun / len(conversations))
-        with closing(read(conversations[begun:], request)) as found:
+        with closing(read_rows(model, conversations[begun:], request)) as found:
             for done, rows in enumerate(found, begun + 1):
                 file.write(rows.tobytes())
                 progress(_READING, done / len(conversations))

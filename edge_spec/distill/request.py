@@ -44,9 +44,7 @@ class DistillRequest:
         None, "Most passes over the answers.  [default: medusa 8, eagle3 6]", least=1
     )
     ray: str | None = option(
-        None,
-        "HOST:PORT of a Ray cluster: its machines write answers and read features.",
-        metavar="ADDRESS",
+        None, "HOST:PORT of a Ray cluster: its machines write answers.", metavar="ADDRESS"
     )
     seed: int = option(0, "Of all that is drawn.", least=0)
 

@@ -182,9 +182,7 @@ def _prepare(
             machines = Cluster(request.ray, model, asked, tasks)
         with machines as machine:
             answers = write_answers(machine, tasks, folder, request.num_tokens, progress)
-            size = engine.parts.model.config.hidden_size
-            read = machine.read_features
-            examples = read_features(read, answers, features, size, folder, progress)
+        examples = read_features(engine.parts.model, answers, features, folder, progress)
         learnt = [each for each in answers if not each.is_held_out]
         ids = choose_scored(learnt, config, request.vocabulary, engine.parts.text.eos_ids)
         # Not from the model's profile, which may have been measured on a busy machine.

@@ -18,58 +18,51 @@ from edge_spec.exporters.families.stated import GgufKeys, StatedConfig
 from edge_spec.exporters.gguf_reader import ASSISTANT, GgufFile, Metadata
 from edge_spec.exporters.heads.eagle import head_config
 from edge_spec.exporters.heads.head_files import (
-    GGUF_LAYER,
-    LAYER,
+    GGUF,
+    HF,
+    Form,
     HeadFiles,
     Names,
-    Shapes,
     StoredTensors,
     count,
     mapping,
+    parts,
     require_shapes,
 )
 from edge_spec.exporters.stored_tensor import StoredTensor, damaged
 
 MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")  # in config.json
 _CENTROIDS, _ORDERING = "centroids", "ordering"
-_NAMES = Names(
-    {
-        "model.embed_tokens.weight": "embed",
-        "model.norm.weight": "norm",
-        "pre_projection.weight": "pre.weight",
-        "post_projection.weight": "post.weight",
-        "masked_embedding.centroids.weight": _CENTROIDS,
-        "masked_embedding.token_ordering": _ORDERING,
-    },
-    {
-        **LAYER,
-        "post_attention_layernorm.weight": "attended_norm",
-        "pre_feedforward_layernorm.weight": "mlp_norm",
-        "post_feedforward_layernorm.weight": "added_norm",
-        "layer_scalar": "scale",
-    },
-    layer="model.layers.{}.",
-    ignored=("lm_head.weight",),  # equals the embedding
+_FORM = Form(
+    "whole clusters?",
+    "layer",
+    "layer",
+    parts("""
+    whole     embed        model.embed_tokens                token_embd             vocab,hidden
+    whole     norm         model.norm                        output_norm            hidden
+    whole     pre.weight   pre_projection                    nextn.pre_projection   hidden,twice
+    whole     post.weight  post_projection                   nextn.post_projection  target,hidden
+    clusters  centroids    masked_embedding.centroids        masked_embd_centroids  clusters,hidden
+    clusters  ordering     masked_embedding.token_ordering!  masked_embd_ordering!  vocab
+"""),
+    parts("""
+    layer  q.weight       self_attn.q_proj            attn_q               queries,hidden
+    layer  o.weight       self_attn.o_proj            attn_output          hidden,queries
+    layer  q_norm         self_attn.q_norm            attn_q_norm          head_dim
+    layer  gate.weight    mlp.gate_proj               ffn_gate             inner,hidden
+    layer  up.weight      mlp.up_proj                 ffn_up               inner,hidden
+    layer  down.weight    mlp.down_proj               ffn_down             hidden,inner
+    layer  input_norm     input_layernorm             attn_norm            hidden
+    layer  attended_norm  post_attention_layernorm    post_attention_norm  hidden
+    layer  mlp_norm       pre_feedforward_layernorm   ffn_norm             hidden
+    layer  added_norm     post_feedforward_layernorm  post_ffw_norm        hidden
+    layer  scale          layer_scalar!               layer_output_scale   one
+"""),
 )
-_GGUF_NAMES = Names(
-    {
-        "token_embd.weight": "embed",
-        "output_norm.weight": "norm",
-        "nextn.pre_projection.weight": "pre.weight",
-        "nextn.post_projection.weight": "post.weight",
-        "masked_embd_centroids.weight": _CENTROIDS,
-        "masked_embd_ordering": _ORDERING,
-    },
-    {
-        **GGUF_LAYER,
-        "post_attention_norm.weight": "attended_norm",
-        "ffn_norm.weight": "mlp_norm",
-        "post_ffw_norm.weight": "added_norm",
-        "layer_output_scale.weight": "scale",
-    },
-    layer="blk.{}.",
-    ignored=("rope_freqs.weight",),  # also in the metadata
-)
+# The output matrix equals the embedding.
+_NAMES = _FORM.names(HF, layer="model.layers.{}.", ignored=("lm_head.weight",))
+# Rotary factors are also in the metadata.
+_GGUF_NAMES = _FORM.names(GGUF, layer="blk.{}.", ignored=("rope_freqs.weight",))
 _OWN_TARGET = "Use the assistant with the model that it was trained for."
 
 
@@ -131,7 +124,21 @@ def _assistant(
     if num_tokens != target.vocab_size:
         told = f"{num_tokens} tokens, this target's {target.vocab_size}"
         _refuse(path, f"its vocabulary has {told}")
-    require_shapes(path, names, named, _shapes(config, layers, target_size, clusters[0]))
+    sizes = {
+        "hidden": config.hidden_size,
+        "inner": config.intermediate_size,
+        "vocab": config.vocab_size,
+        "target": target_size,
+        "twice": 2 * target_size,
+        "clusters": clusters[0],
+        "one": 1,
+    }
+    of_layers = [
+        {"queries": config.num_heads * layer.head_dim, "head_dim": layer.head_dim}
+        for layer in layers
+    ]
+    present = {_CENTROIDS} if clusters[0] else set()
+    require_shapes(path, names, named, _FORM.shapes(sizes, of_layers, present))
     embed = named["embed"]
     return AssistantHead(
         path=path,
@@ -164,34 +171,6 @@ def _layer(path: Path, kind: LayerKind, config: ModelConfig, target: ModelConfig
 
 def _refuse(path: Path, told: str) -> NoReturn:
     raise UsageError(f"{path} is an assistant of another target: {told}", remedy=_OWN_TARGET)
-
-
-def _shapes(
-    config: ModelConfig, layers: Sequence[AssistantLayer], target_size: int, num_centroids: int
-) -> Shapes:
-    hidden, inner, tokens = config.hidden_size, config.intermediate_size, config.vocab_size
-    shapes: Shapes = {
-        "embed": (tokens, hidden),
-        "norm": (hidden,),
-        "pre.weight": (hidden, 2 * target_size),
-        "post.weight": (target_size, hidden),
-    }
-    if num_centroids:
-        shapes |= {_CENTROIDS: (num_centroids, hidden), _ORDERING: (tokens,)}
-    for index, layer in enumerate(layers):
-        queries = config.num_heads * layer.head_dim
-        own: Shapes = {
-            "q.weight": (queries, hidden),
-            "q_norm": (layer.head_dim,),
-            "o.weight": (hidden, queries),
-            "gate.weight": (inner, hidden),
-            "up.weight": (inner, hidden),
-            "down.weight": (hidden, inner),
-            "scale": (1,),
-        }
-        own |= {f"{norm}_norm": (hidden,) for norm in ("input", "attended", "mlp", "added")}
-        shapes |= {f"layers.{index}.{name}": shape for name, shape in own.items()}
-    return shapes
 
 
 def _centroids(

@@ -5,7 +5,7 @@ config.json has them. GGUF metadata is translated to its keys."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,27 +17,30 @@ from edge_spec.core.heads import (
     Confidence,
     DFlashHead,
     EagleHead,
-    FollowsBy,
     MaskedRows,
     Transitions,
 )
 from edge_spec.exporters.families.stated import StatedConfig
 from edge_spec.exporters.gguf_reader import EAGLE3, GgufFile, Metadata
 from edge_spec.exporters.heads.head_files import (
-    GGUF_LAYER,
-    LAYER,
+    GGUF,
+    HF,
+    WHOLE,
+    Form,
     FurtherKeys,
     HeadFiles,
     Names,
+    Part,
     Shapes,
     count,
     feature_layers,
     gguf_values,
-    layer_shapes,
+    head_shapes,
     mapping,
     mask_token,
     not_computed,
     other_target,
+    parts,
     require_shape,
     require_shapes,
     scored_tokens,
@@ -50,32 +53,35 @@ VOCABULARY = ("d2t", "t2d")  # the scored tokens; the same as a mask
 _MASKED = "mask_hidden"  # [..., features] of a masked token
 # Only training uses these.
 _TARGETS = ("verifier_norm.weight", "verifier_lm_head.weight")
-EAGLE_NAMES = Names(
-    {
-        "fc.weight": "fc.weight",
-        "fc.bias": "fc.bias",
-        "input_norm.weight": "fc_norm",
-        **{f"fc_norm.{each}.weight": f"feature_norm.{each}" for each in range(10)},
-        "embed_tokens.weight": "embed",
-        "lm_head.weight": "head",
-        "norm.weight": "norm",
-    },
-    {**LAYER, "hidden_norm.weight": "hidden_norm"},
-    ignored=(*VOCABULARY, *_TARGETS, _MASKED, "rotary_emb.inv_freq"),
+_EAGLE_PARTS = parts("""
+    bias      fc.bias         fc         fc               hidden
+    fc_norm   fc_norm         input_norm enc.output_norm  joined
+""")
+_FEATURE_NORMS = tuple(
+    Part("features", f"feature_norm.{each}", (f"fc_norm.{each}.weight", ""), ("feature",))
+    for each in range(10)
 )
-EAGLE_GGUF_NAMES = replace(
-    EAGLE_NAMES,
-    whole={
-        "fc.weight": "fc.weight",
-        "fc.bias": "fc.bias",
-        "enc.output_norm.weight": "fc_norm",
-        "token_embd.weight": "embed",
-        "output.weight": "head",
-        "output_norm.weight": "norm",
-    },
-    of_layers={**GGUF_LAYER, "attn_norm_2.weight": "hidden_norm"},
-    layer="blk.{}.",
+
+
+def _eagle3(num_features: int = len(_FEATURE_NORMS)) -> Form:
+    return Form(
+        "fc norm bias? fc_norm? features? embed? head?",
+        "layer input hidden norms? biases?",
+        "layer input norms? biases?",
+        (*WHOLE, *_EAGLE_PARTS, *_FEATURE_NORMS[:num_features]),
+    )
+
+
+# Its first layer has no input norm.
+_EAGLE1 = Form(
+    "fc bias? embed? head?",
+    "layer norms? biases?",
+    "layer input norms? biases?",
+    (*WHOLE, *_EAGLE_PARTS),
 )
+_IGNORED = (*VOCABULARY, *_TARGETS, _MASKED, "rotary_emb.inv_freq")
+EAGLE_NAMES = _eagle3().names(HF, ignored=_IGNORED)
+EAGLE_GGUF_NAMES = _eagle3().names(GGUF, layer="blk.{}.", ignored=_IGNORED)
 _TOKENS = ("ptd_token_id", "pard_token", "mask_token_id")  # config.json's names of the mask token
 _COUNT, _MAX_COUNT = 8, 64  # drafted tokens: by default, as heads are trained, and at most
 _PADDING = 512  # rows: tables of one vocabulary differ by no more, padded or not
@@ -106,7 +112,8 @@ def eagle_head(files: HeadFiles, names: Names = EAGLE_NAMES) -> EagleHead:
     # Require the norms that config.json asks for; without them a head silently drafts worse.
     options = {"norm_before_fc": "fc_norm", "fc_norm": "feature_norm.0"}
     asked = {name for option, name in options.items() if values.get(option) is True}
-    shapes = eagle_shapes(head, named.keys() | asked)
+    form = _eagle3(len(head.feature_layers)) if reads_beside else _EAGLE1
+    shapes = head_shapes(form, head, named.keys() | asked)
     require_shapes(path, names, named, shapes)
     return with_weights(replace(head, masks=_masked_rows(head, values, masked)), files, named)
 
@@ -117,46 +124,6 @@ def without_prefixes(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTen
         name.removeprefix("model.").replace("midlayer.", "layers.0."): each
         for name, each in tensors.items()
     }
-
-
-def eagle_shapes(head: EagleHead, present: set[str]) -> Shapes:
-    """Return the required tensors. present: names, each of which requires its group."""
-    config, hidden = head.config, head.config.hidden_size
-    joined = 2 * hidden if head.joins_embedding else len(head.feature_layers) * head.feature_size
-    shapes: Shapes = {"fc.weight": (hidden, joined)}
-    if not head.joins_embedding:
-        shapes |= {"norm": (hidden,), "layers.0.hidden_norm": (hidden,)}
-    if head.norms_inputs:
-        shapes |= {name: (hidden,) for name in ("embed_norm", "state_norm", "norm")}
-    for layer in range(config.num_layers):
-        beside = layer == 0 and not head.joins_embedding
-        own = layer_shapes(config, 2 * hidden if beside else hidden)
-        if layer or beside or head.norms_inputs:  # EAGLE-1's first layer has no input norm
-            own["input_norm"] = (hidden,)
-        shapes |= {f"layers.{layer}.{name}": shape for name, shape in own.items()}
-    for group in _optional_groups(head):
-        if not group.keys().isdisjoint(present):
-            shapes |= group
-    return shapes
-
-
-def _optional_groups(head: EagleHead) -> Iterator[Shapes]:
-    """Yield groups that a head has completely or not at all."""
-    config, hidden = head.config, head.config.hidden_size
-    yield {"fc.bias": (hidden,)}
-    yield {"embed": (config.vocab_size, hidden)}
-    yield {"head": (config.vocab_size if head.token_ids is None else len(head.token_ids), hidden)}
-    if not head.joins_embedding:
-        count, size = len(head.feature_layers), head.feature_size
-        yield {"fc_norm": (count * size,)}
-        yield {f"feature_norm.{each}": (size,) for each in range(count)}
-    for layer in range(config.num_layers):
-        prefix = f"layers.{layer}."
-        yield {prefix + f"{name}_norm": (config.head_dim,) for name in "qk"}
-        if layer or head.joins_embedding:
-            yield {prefix + "q_gate.weight": (config.query_size, hidden)}
-        sizes = {"q": config.query_size, "k": config.kv_size, "v": config.kv_size}
-        yield {prefix + f"{name}.bias": (size,) for name, size in sizes.items()}
 
 
 def _eagle_layers(files: HeadFiles) -> tuple[int, ...]:
@@ -299,32 +266,30 @@ _OTHERWISE = (
     "input_embedding_scale",
     "final_logit_softcapping",
 )
-# DSpark's parts, by DeepSpec's names.
-_AFTER, _SCORED = "markov_head.markov_w1.weight", "markov_head.markov_w2.weight"
-_JOINED = {FollowsBy.GATED: "markov_head.gate_proj", FollowsBy.RECURRENT: "markov_head.joint_proj"}
-_CONFIDENCE = "confidence_head.proj"
-_LINEAR = (*_JOINED.values(), _CONFIDENCE)
-_ENDS = ("weight", "bias")
-_PARTS = {
-    "markov_w1.weight": _AFTER,
-    "markov_w2.weight": _SCORED,
-    **{f"confidence_proj.{end}": f"{_CONFIDENCE}.{end}" for end in _ENDS},
-    **{name: name for name in (_AFTER, _SCORED)},
-    **{f"{name}.{end}": f"{name}.{end}" for name in _LINEAR for end in _ENDS},
-}
-DFLASH_NAMES = replace(
-    EAGLE_NAMES,
-    whole={**EAGLE_NAMES.whole, "hidden_norm.weight": "context_norm", **_PARTS},
+_AFTER, _SCORED, _CONFIDENCE = "markov.after", "markov.scored", "confidence"
+_VANILLA = "vanilla"  # transitions that depend on the token before alone
+# DSpark's parts, by speculators' names and, last, DeepSpec's.
+_DFLASH = Form(
+    "fc norm context embed? head? markov? confidence?",
+    "layer input norms",
+    "layer input norms",
+    (
+        *WHOLE,
+        *parts("""
+    context     context_norm       hidden_norm            enc.output_norm  hidden
+    markov      markov.after       markov_w1              markov_w1        vocab,rank
+    markov      markov.scored      markov_w2              markov_w2        scored,rank
+    confidence  confidence.weight  confidence_proj        conf_proj        one,read_confidence
+    confidence  confidence.bias    confidence_proj        conf_proj        one
+    markov      markov.after       markov_head.markov_w1  -                vocab,rank
+    markov      markov.scored      markov_head.markov_w2  -                scored,rank
+    confidence  confidence.weight  confidence_head.proj   -                one,read_confidence
+    confidence  confidence.bias    confidence_head.proj   -                one
+"""),
+    ),
 )
-DFLASH_GGUF_NAMES = replace(
-    EAGLE_GGUF_NAMES,
-    whole={
-        **EAGLE_GGUF_NAMES.whole,
-        **_PARTS,
-        **{f"conf_proj.{end}": f"{_CONFIDENCE}.{end}" for end in _ENDS},
-        "enc.output_norm.weight": "context_norm",
-    },
-)
+DFLASH_NAMES = _DFLASH.names(HF, ignored=_IGNORED)
+DFLASH_GGUF_NAMES = _DFLASH.names(GGUF, layer="blk.{}.", ignored=_IGNORED)
 
 
 def dflash_head(files: HeadFiles, names: Names = DFLASH_NAMES) -> DFlashHead:
@@ -352,15 +317,19 @@ def dflash_head(files: HeadFiles, names: Names = DFLASH_NAMES) -> DFlashHead:
         token_ids=scored_tokens(files),
     )
     require_target(head, named, sizes, target)
-    follows = _follows_by(path, values) if _AFTER in named else FollowsBy.TOKEN
-    require_shapes(path, names, named, _dflash_shapes(head, named, values, follows))
+    has_markov = _AFTER in named
+    kind = values.get("markov_head_type", _VANILLA)
+    if has_markov and kind != _VANILLA:
+        told = f"{path} has a Markov head of the kind {str(kind)[:100]}"
+        raise not_computed(f"{told}, which is not computed; known is {_VANILLA}")
+    require_shapes(path, names, named, _dflash_shapes(head, named, values))
     head = replace(
         head,
-        transitions=_transitions(named, follows) if _AFTER in named else None,
+        transitions=_transitions(named) if has_markov else None,
         confidence=_confidence(named) if f"{_CONFIDENCE}.weight" in named else None,
     )
-    parts = ("markov_head.", "confidence_head.")
-    layers = {name: each for name, each in named.items() if not name.startswith(parts)}
+    own = ("markov.", f"{_CONFIDENCE}.")
+    layers = {name: each for name, each in named.items() if not name.startswith(own)}
     return with_weights(head, files, layers)
 
 
@@ -396,71 +365,31 @@ def _scores_next(values: Mapping[str, Any], has_transitions: bool) -> bool:
     return is_deepspec or has_transitions or values.get("projector_type") == "dspark"
 
 
-def _follows_by(path: Path, values: Mapping[str, Any]) -> FollowsBy:
-    told = values.get("markov_head_type", FollowsBy.TOKEN.value)
-    try:
-        return FollowsBy(told)
-    except ValueError:
-        raise not_computed(
-            f"{path} has a Markov head of the kind {str(told)[:100]}, which is not computed; known "
-            f"are {', '.join(each.value for each in FollowsBy)}"
-        ) from None
-
-
 def _dflash_shapes(
-    head: DFlashHead,
-    named: Mapping[str, StoredTensor],
-    values: Mapping[str, Any],
-    follows: FollowsBy,
+    head: DFlashHead, named: Mapping[str, StoredTensor], values: Mapping[str, Any]
 ) -> Shapes:
-    config, hidden, tokens = head.config, head.config.hidden_size, head.config.vocab_size
-    scored = tokens if head.token_ids is None else len(head.token_ids)
-    shapes: Shapes = {
-        "fc.weight": (hidden, len(head.feature_layers) * head.feature_size),
-        "context_norm": (hidden,),
-        "norm": (hidden,),
-    }
-    own_tables = {"embed": (tokens, hidden), "head": (scored, hidden)}
-    shapes |= {name: shape for name, shape in own_tables.items() if name in named}
-    norms = {"q_norm": (config.head_dim,), "k_norm": (config.head_dim,), "input_norm": (hidden,)}
-    for layer in range(config.num_layers):
-        own = {**layer_shapes(config, hidden), **norms}
-        shapes |= {f"layers.{layer}.{name}": shape for name, shape in own.items()}
     rank = named[_AFTER].shape[-1] if _AFTER in named else 0
     if values.get("markov_rank"):
         rank = count(head.path, values, "markov_rank")
-    if rank or _SCORED in named:
-        shapes |= {_AFTER: (tokens, rank), _SCORED: (scored, rank)}
-        joined = {
-            FollowsBy.GATED: (rank, hidden + rank),
-            FollowsBy.RECURRENT: (3 * rank, 2 * rank + hidden),
-        }
-        if follows in _JOINED:
-            name = _JOINED[follows]
-            shapes |= {name + ".weight": joined[follows], name + ".bias": joined[follows][:1]}
-    if f"{_CONFIDENCE}.weight" in named or values.get("enable_confidence_head"):
-        reads_markov = values.get("confidence_head_with_markov", True)
-        read = hidden + (rank if reads_markov else 0)
-        shapes |= {_CONFIDENCE + ".weight": (1, read), _CONFIDENCE + ".bias": (1,)}
-    return shapes
+    asked = {_AFTER} if rank else set()
+    if values.get("enable_confidence_head"):
+        asked.add(f"{_CONFIDENCE}.weight")
+    reads_markov = values.get("confidence_head_with_markov", True)
+    read = head.config.hidden_size + (rank if reads_markov else 0)
+    present = named.keys() | asked
+    return head_shapes(_DFLASH, head, present, rank=rank, read_confidence=read, one=1)
 
 
-def _transitions(named: Mapping[str, StoredTensor], kind: FollowsBy) -> Transitions:
-    after, scored, joined = named[_AFTER], named[_SCORED], None
-    if kind in _JOINED:
-        weight, bias = (named[f"{_JOINED[kind]}.{end}"].float32() for end in _ENDS)
-        joined = weight, bias
+def _transitions(named: Mapping[str, StoredTensor]) -> Transitions:
+    after, scored = named[_AFTER], named[_SCORED]
     return Transitions(
-        kind,
-        after.shape[-1],
         lambda tokens: after.rows(tokens).float32(),
         lambda tokens: scored.rows(tokens).float32(),
-        joined,
     )
 
 
 def _confidence(named: Mapping[str, StoredTensor]) -> Confidence:
-    weight, bias = (named[f"{_CONFIDENCE}.{end}"].float32() for end in _ENDS)
+    weight, bias = (named[f"{_CONFIDENCE}.{end}"].float32() for end in ("weight", "bias"))
     return Confidence(weight[0], float(bias[0]))
 
 

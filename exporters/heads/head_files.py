@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import DFlashHead, EagleHead
 from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
-from edge_spec.exporters.families.family import LAYER_NAMES
 from edge_spec.exporters.families.stated import GgufKeys
 from edge_spec.exporters.gguf_reader import GgufFile, Metadata
 from edge_spec.exporters.stored_tensor import KINDS, StoredTensor, damaged
@@ -73,7 +72,128 @@ class StoredTensors(Mapping[str, np.ndarray]):
         return len(self._stored)
 
 
-_ROWS = ("confidence_head.proj.weight", "shared_gate.weight")  # vectors in GGUF
+class Part(NamedTuple):
+    """A tensor of a head. group: tensors that a head has together. theirs: its names in Hugging
+    Face's files, in GGUF and in further formats. sizes: of its shape, by name."""
+
+    group: str
+    ours: str
+    theirs: tuple[str, ...]
+    sizes: tuple[str, ...]
+
+
+def parts(table: str) -> tuple[Part, ...]:
+    """Read a part from each line. A name in files ends in .weight, or .bias as ours does, unless it
+    has a "!"; "-": the format has none."""
+    found = []
+    for line in table.strip().splitlines():
+        group, ours, *theirs, sizes = line.split()
+        end = ".bias" if ours.endswith(".bias") else ".weight"
+        full = ("" if name == "-" else (name + end).removesuffix("!" + end) for name in theirs)
+        found.append(Part(group, ours, tuple(full), tuple(sizes.split(","))))
+    return tuple(found)
+
+
+HF, GGUF = range(2)  # formats, as columns of the tables
+WHOLE = parts("""
+    fc    fc.weight  fc            fc           hidden,joined
+    embed embed      embed_tokens  token_embd   vocab,hidden
+    head  head       lm_head       output       scored,hidden
+    norm  norm       norm          output_norm  hidden
+""")
+LAYER = parts("""
+    layer   q.weight       self_attn.q_proj          attn_q       queries,read
+    layer   k.weight       self_attn.k_proj          attn_k       keys,read
+    layer   v.weight       self_attn.v_proj          attn_v       keys,read
+    layer   o.weight       self_attn.o_proj          attn_output  hidden,queries
+    layer   gate.weight    mlp.gate_proj             ffn_gate     inner,hidden
+    layer   up.weight      mlp.up_proj               ffn_up       inner,hidden
+    layer   down.weight    mlp.down_proj             ffn_down     hidden,inner
+    layer   post_norm      post_attention_layernorm  ffn_norm     hidden
+    input   input_norm     input_layernorm           attn_norm    hidden
+    hidden  hidden_norm    hidden_norm               attn_norm_2  hidden
+    norms   q_norm         self_attn.q_norm          attn_q_norm  head_dim
+    norms   k_norm         self_attn.k_norm          attn_k_norm  head_dim
+    biases  q.bias         self_attn.q_proj          attn_q       queries
+    biases  k.bias         self_attn.k_proj          attn_k       keys
+    biases  v.bias         self_attn.v_proj          attn_v       keys
+    gate    q_gate.weight  -                         -            queries,hidden
+""")
+_ROWS = ("confidence.weight", "shared_gate.weight")  # vectors in GGUF
+Shapes = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Form:
+    """The tensors of a kind of head. whole, first, others: groups outside layers, of the first
+    layer, and of others; a head has all of a group with "?" or none."""
+
+    whole: str
+    first: str
+    others: str
+    parts: tuple[Part, ...] = WHOLE
+    layer_parts: tuple[Part, ...] = LAYER
+
+    def names(self, column: int, of_layers: int | None = None, **where: Any) -> Names:
+        """Return the names of a format. of_layers: its column for layers, if another. where: as in
+        Names."""
+        layer_column = column if of_layers is None else of_layers
+        return Names(
+            {each.theirs[column]: each.ours for each in self.parts if each.theirs[column]},
+            {
+                each.theirs[layer_column]: each.ours
+                for each in self.layer_parts
+                if each.theirs[layer_column]
+            },
+            **where,
+        )
+
+    def shapes(
+        self,
+        sizes: Mapping[str, int],
+        of_layers: Sequence[Mapping[str, int]],
+        present: Collection[str],
+    ) -> Shapes:
+        """Return the required tensors. of_layers: sizes of each layer. present: names, each of
+        which requires its group."""
+        scopes = [("", self.whole, self.parts, sizes)]
+        for layer, own in enumerate(of_layers):
+            groups = self.others if layer else self.first
+            scopes.append((f"layers.{layer}.", groups, self.layer_parts, {**sizes, **own}))
+        shapes: Shapes = {}
+        for prefix, groups, among, known in scopes:
+            for group in groups.split():
+                own_parts = [part for part in among if part.group == group.rstrip("?")]
+                if any(prefix + part.ours in present for part in own_parts) or group[-1] != "?":
+                    for part in own_parts:
+                        shape = tuple(known[size] for size in part.sizes)
+                        shapes[prefix + part.ours] = shape
+        return shapes
+
+
+def head_shapes(
+    form: Form, head: EagleHead | DFlashHead, present: Collection[str], **more: int
+) -> Shapes:
+    """Return the required tensors of a head with layers. more: sizes of its own parts."""
+    config, hidden = head.config, head.config.hidden_size
+    joins = isinstance(head, EagleHead) and head.joins_embedding
+    sizes = {
+        "hidden": hidden,
+        "joined": 2 * hidden if joins else len(head.feature_layers) * head.feature_size,
+        "feature": head.feature_size,
+        "inner": config.intermediate_size,
+        "queries": config.query_size,
+        "keys": config.kv_size,
+        "head_dim": config.head_dim,
+        "vocab": config.vocab_size,
+        "scored": config.vocab_size if head.token_ids is None else len(head.token_ids),
+        "read": hidden,
+        **more,
+    }
+    of_layers: list[Mapping[str, int]] = [{}] * config.num_layers
+    if "hidden" in form.first.split():  # reads embedding and feature concatenated
+        of_layers[0] = {"read": 2 * hidden}
+    return form.shapes(sizes, of_layers, present)
 
 
 @dataclass(frozen=True)
@@ -119,41 +239,6 @@ class Names:
     def theirs(self) -> Mapping[str, str]:
         """Our names -> full ones in files, for messages."""
         return {ours: theirs for theirs, ours in self._table.items()}
-
-
-_ENDS = ("weight", "bias")
-# A layer's names, in Hugging Face's files and in GGUF.
-LAYER = {
-    "input_layernorm.weight": "input_norm",
-    "post_attention_layernorm.weight": "post_norm",
-    "self_attn.q_norm.weight": "q_norm",
-    "self_attn.k_norm.weight": "k_norm",
-    **{f"self_attn.{part}_proj.{end}": f"{part}.{end}" for part in "qkvo" for end in _ENDS},
-    **{f"mlp.{part}_proj.weight": f"{part}.weight" for part in ("gate", "up", "down")},
-}
-GGUF_LAYER = {
-    f"{gguf}.{end}": LAYER[f"{hf}.{end}"]
-    for gguf, hf in LAYER_NAMES.items()
-    for end in _ENDS
-    if f"{hf}.{end}" in LAYER
-}
-
-Shapes = dict[str, tuple[int, ...]]
-
-
-def layer_shapes(config: ModelConfig, read: int) -> Shapes:
-    """Return shapes of a layer's matrices and MLP norm. read: width of the attention's input."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    return {
-        "q.weight": (config.query_size, read),
-        "k.weight": (config.kv_size, read),
-        "v.weight": (config.kv_size, read),
-        "o.weight": (hidden, config.query_size),
-        "gate.weight": (inner, hidden),
-        "up.weight": (inner, hidden),
-        "down.weight": (hidden, inner),
-        "post_norm": (hidden,),
-    }
 
 
 def require_shapes(

@@ -31,17 +31,20 @@ from edge_spec.exporters.gguf_reader import (
     is_only_mtp,
     main_layers,
 )
-from edge_spec.exporters.heads.eagle import eagle_shapes, head_config, require_target
+from edge_spec.exporters.heads.eagle import head_config, require_target
 from edge_spec.exporters.heads.head_files import (
-    GGUF_LAYER,
+    GGUF,
+    HF,
     LAYER,
+    Form,
     FurtherKeys,
     HeadFiles,
     Names,
-    Shapes,
     count,
     gguf_values,
+    head_shapes,
     mapping,
+    parts,
     require_shape,
     require_shapes,
     with_weights,
@@ -52,62 +55,54 @@ from edge_spec.exporters.stored_tensor import StoredTensor, damaged
 MTP_PREFIX = "mtp."  # as Qwen3-Next and Qwen 3.5 have it, beside layers with a recurrent state
 _LAYER = "layers.0."
 _QUERIES, _GATE = _LAYER + "q.weight", _LAYER + "q_gate.weight"
-# Layers of DeepSeek and MiMo, each without a number of its own.
-_DEEPSEEK = {
-    "enorm.weight": "embed_norm",
-    "hnorm.weight": "state_norm",
-    "eh_proj.weight": "fc.weight",
-    "embed_tokens.weight": "embed",
-    "shared_head.norm.weight": "norm",
-    "shared_head.head.weight": "head",
-}
-_MIMO = {
-    "token_layernorm.weight": "embed_norm",
-    "hidden_layernorm.weight": "state_norm",
-    "input_proj.weight": "fc.weight",
-    "final_layernorm.weight": "norm",
-}
 _PARTS = ("gate", "up", "down")
 _MAX_EXPERTS = 4096
 _EXPERTS = _LAYER + "experts."
 _EVERY_EXPERT = re.compile(re.escape(_EXPERTS) + r"([a-z_]+)\.weight")
-# Qwen 3.5's, in a directory and in GGUF. Matrices of all experts are in one tensor, or each apart.
-_QWEN35 = Names(
-    {
-        "fc.weight": "fc.weight",
-        "norm.weight": "norm",
-        "pre_fc_norm_embedding.weight": "embed_norm",
-        "pre_fc_norm_hidden.weight": "state_norm",
-    },
-    {
-        **LAYER,
-        **{f"mlp.shared_expert.{part}_proj.weight": f"{part}.weight" for part in _PARTS},
-        "mlp.gate.weight": "router.weight",
-        "mlp.shared_expert_gate.weight": "shared_gate.weight",
-        "mlp.experts.gate_up_proj": "experts.gate_up.weight",
-        "mlp.experts.down_proj": "experts.down.weight",
-    },
-    layer=_LAYER,
-    prefix=MTP_PREFIX,
+_FORM = Form(
+    "fc norm inputs bias? embed? head?",
+    "layer input norms? biases? gate? experts?",
+    "",
+    # Qwen 3.5's directories, and GGUF.
+    parts("""
+    fc      fc.weight   fc                     nextn.eh_proj           hidden,joined
+    norm    norm        norm                   nextn.shared_head_norm  hidden
+    inputs  embed_norm  pre_fc_norm_embedding  nextn.enorm             hidden
+    inputs  state_norm  pre_fc_norm_hidden     nextn.hnorm             hidden
+    embed   embed       -                      nextn.embed_tokens      vocab,hidden
+    head    head        -                      nextn.shared_head_head  scored,hidden
+"""),
+    # Matrices of all experts are in one tensor, or each apart.
+    (
+        *LAYER,
+        *parts("""
+    layer    post_norm               -                            post_attention_norm  hidden
+    layer    gate.weight             mlp.shared_expert.gate_proj  ffn_gate_shexp       inner,hidden
+    layer    up.weight               mlp.shared_expert.up_proj    ffn_up_shexp         inner,hidden
+    layer    down.weight             mlp.shared_expert.down_proj  ffn_down_shexp       hidden,inner
+    experts  router.weight           mlp.gate                     ffn_gate_inp         count,hidden
+    experts  shared_gate.weight      mlp.shared_expert_gate       ffn_gate_inp_shexp   one,hidden
+    every    experts.gate.weight     -                            ffn_gate_exps        -
+    every    experts.up.weight       -                            ffn_up_exps          -
+    every    experts.gate_up.weight  mlp.experts.gate_up_proj!    ffn_gate_up_exps     -
+    every    experts.down.weight     mlp.experts.down_proj!       ffn_down_exps        -
+"""),
+    ),
 )
-_GGUF = Names(
-    {
-        "nextn.enorm.weight": "embed_norm",
-        "nextn.hnorm.weight": "state_norm",
-        "nextn.eh_proj.weight": "fc.weight",
-        "nextn.shared_head_norm.weight": "norm",
-        "nextn.shared_head_head.weight": "head",
-        "nextn.embed_tokens.weight": "embed",
-    },
-    {
-        **GGUF_LAYER,
-        "post_attention_norm.weight": "post_norm",
-        "ffn_gate_inp.weight": "router.weight",
-        "ffn_gate_inp_shexp.weight": "shared_gate.weight",
-        **{f"ffn_{part}_shexp.weight": f"{part}.weight" for part in _PARTS},
-        **{f"ffn_{part}_exps.weight": f"experts.{part}.weight" for part in (*_PARTS, "gate_up")},
-    },
-    layer="",
+_QWEN35 = _FORM.names(HF, layer=_LAYER, prefix=MTP_PREFIX)
+# DeepSeek's and MiMo's directories, whose layers have no number of their own.
+_DEEPSEEK, _MIMO = range(2)
+_NUMBERLESS = replace(
+    _FORM,
+    parts=parts("""
+    fc      fc.weight   eh_proj           input_proj        hidden,joined
+    norm    norm        shared_head.norm  final_layernorm   hidden
+    inputs  embed_norm  enorm             token_layernorm   hidden
+    inputs  state_norm  hnorm             hidden_layernorm  hidden
+    embed   embed       embed_tokens      -                 vocab,hidden
+    head    head        shared_head.head  -                 scored,hidden
+"""),
+    layer_parts=LAYER,
 )
 _ARCHITECTURES = ("qwen35", "qwen35moe")  # of GGUF
 _NO_RETURN = ("qwen3_next",)  # model types with the same names, whose states are not taken back
@@ -125,10 +120,9 @@ def mtp_head(files: HeadFiles) -> EagleHead:
             f"{files.path} states layers for multi-token prediction, and has none",
             remedy="Download the model again, or use it without them.",
         )
-    is_mimo = prefix == MIMO_PREFIX
-    names = Names(_MIMO if is_mimo else _DEEPSEEK, LAYER, layer="", prefix=prefix)
-    head, named = _read(files, names)
-    if is_mimo:
+    column = _MIMO if prefix == MIMO_PREFIX else _DEEPSEEK
+    head, named = _read(files, _NUMBERLESS.names(column, HF, layer="", prefix=prefix))
+    if column == _MIMO:
         named["fc.weight"] = _with_embedding_first(named["fc.weight"])
     return with_weights(head, files, named)
 
@@ -173,12 +167,22 @@ def _read(
         )
     if has_gates:
         named |= _with_gates(head, named, names.theirs[_QUERIES])
-    shapes = eagle_shapes(head, {*named})
     if experts is not None:
-        shapes |= _expert_shapes(head.config, experts, names, named)
+        named = dict(_each_expert(named))
+    asked = {*named} if experts is None else {*named, _LAYER + "router.weight"}
+    num_experts = 0 if experts is None else experts.count
+    shapes = head_shapes(_FORM, head, asked, one=1, count=num_experts)
+    if experts is not None:
+        size, hidden = experts.size, head.config.hidden_size
+        of_parts = {"gate": (size, hidden), "up": (size, hidden), "down": (hidden, size)}
+        for part, shape in of_parts.items():
+            whole = f"{_EXPERTS}{part}.weight"
+            apart = [f"{_EXPERTS}{expert}.{part}.weight" for expert in range(experts.count)]
+            if whole in names.theirs and named.keys().isdisjoint(apart):
+                shapes[whole] = (experts.count, *shape)  # missing: name one
+            else:
+                shapes |= dict.fromkeys(apart, shape)
     require_shapes(path, names, named, shapes)
-    if experts is not None:
-        named = dict(_each_expert(named, experts))
     return head, named
 
 
@@ -193,43 +197,20 @@ def _stated_experts(path: Path, values: Mapping[str, Any]) -> HeadExperts | None
     return found
 
 
-def _expert_shapes(
-    config: ModelConfig, experts: HeadExperts, names: Names, named: Mapping[str, StoredTensor]
-) -> Shapes:
-    """Returns the shapes of each expert's matrices, or of those of all experts at once."""
-    hidden, size = config.hidden_size, experts.size
-    parts: Shapes = {"gate": (size, hidden), "up": (size, hidden), "down": (hidden, size)}
-    if f"{_EXPERTS}gate_up.weight" in named:
-        parts = {"gate_up": (2 * size, hidden), "down": (hidden, size)}
-    shapes: Shapes = {
-        _LAYER + "router.weight": (experts.count, hidden),
-        _LAYER + "shared_gate.weight": (1, hidden),
-    }
-    for part, shape in parts.items():
-        whole = f"{_EXPERTS}{part}.weight"
-        apart = [f"{_EXPERTS}{expert}.{part}.weight" for expert in range(experts.count)]
-        if whole in names.theirs and named.keys().isdisjoint(apart):
-            shapes[whole] = (experts.count, *shape)
-        else:
-            shapes |= dict.fromkeys(apart, shape)
-    return shapes
-
-
-def _each_expert(
-    named: Mapping[str, StoredTensor], experts: HeadExperts
-) -> Iterator[tuple[str, StoredTensor]]:
+def _each_expert(named: Mapping[str, StoredTensor]) -> Iterator[tuple[str, StoredTensor]]:
     """Yields the tensors, those of each expert apart."""
     for name, tensor in named.items():
         every = _EVERY_EXPERT.fullmatch(name)
-        if every is None:
+        if every is None or len(tensor.shape) != 3:
             yield name, tensor
             continue
-        parts = {every[1]: slice(None)}
+        parts_of = {every[1]: slice(None)}
         if every[1] == "gate_up":
-            parts = {"gate": slice(experts.size), "up": slice(experts.size, None)}
+            half = tensor.shape[1] // 2
+            parts_of = {"gate": slice(half), "up": slice(half, None)}
         for expert, data in enumerate(tensor.data):
             own = replace(tensor, shape=tensor.shape[1:], data=data)
-            for part, rows in parts.items():
+            for part, rows in parts_of.items():
                 yield f"{_EXPERTS}{expert}.{part}.weight", own.rows(rows)
 
 
@@ -305,7 +286,7 @@ def gguf_head(path: Path, target: ModelConfig, has_weights: bool) -> EagleHead:
     file = GgufFile(path)
     metadata = Metadata(file.metadata, path)
     first = main_layers(metadata)
-    names = replace(_GGUF, prefix=f"blk.{first}.")
+    names = _FORM.names(GGUF, layer="", prefix=f"blk.{first}.")
     if first is None or not any(name.startswith(names.prefix) for name in file.tensors):
         raise ModelFileError(
             f"{path} has no layer for multi-token prediction",

@@ -71,8 +71,7 @@ def _answers(engine: Engine, folder: Path, num_tokens: int = 200) -> list[Conver
 def _features(
     engine: Engine, answers: list[Conversation], request: FeatureRequest, folder: Path
 ) -> list[Example]:
-    read = ThisMachine(engine, GivenPrompts(PROMPTS, 16)).read_features
-    return read_features(read, answers, request, HIDDEN_SIZE, folder, quiet)
+    return read_features(engine.parts.model, answers, request, folder, quiet)
 
 
 def test_answers_are_plain_greedy_decoding(engine: Engine, tmp_path: Path) -> None:
@@ -132,6 +131,7 @@ def trains(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--kind", "draft"], "there is no drafter of the kind draft"),
         (["--ray", "somewhere"], "--ray somewhere is no address"),
         (["--ray", "ray://host:1"], "--ray ray://host:1 is no address"),
+        (["--ray", "host:\u0663\u00b2"], "is no address"),
         (["--prompts", "EMPTY"], "has no prompts"),
         (["--prompts", "BINARY"], "cannot read prompts from"),
         (["--positions", "9"], "Invalid value for '--positions'"),
@@ -229,9 +229,7 @@ class Machines(Cluster):
             with suppress(ValueError):
                 self._machines.remove(machine)
             raise MachineLostError
-        work, *given = task
-        if work == "read":
-            return list(self.here.read_features(*given))
+        _, *given = task
         with self.lock:
             return self.here.tasks.conversation(self.here.engine, given[0], stop)
 
@@ -243,10 +241,6 @@ def test_a_lost_machine_leaves_its_tasks_to_the_others(engine: Engine, tmp_path:
     written = write_answers(Machines(here, "lost", "here"), tasks, tmp_path / "lost", 200, quiet)
     whole = _answers(engine, tmp_path / "whole")
     assert [each.tokens.tolist() for each in written] == [each.tokens.tolist() for each in whole]
-    request = FeatureRequest((LAYERS,), True)
-    found = Machines(here, "lost", "here").read_features(whole, request)
-    for rows, expected in zip(found, here.read_features(whole, request), strict=True):
-        np.testing.assert_array_equal(rows, expected)
 
 
 def test_without_any_machine_left_it_ends_in_one_line(tmp_path: Path) -> None:

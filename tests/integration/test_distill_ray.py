@@ -1,4 +1,4 @@
-"""Answers and features of a Ray cluster of two machines, one of which is killed."""
+"""Answers of a Ray cluster of two machines, one of which is killed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import edge_spec
 from edge_spec.cli.main import run
 from edge_spec.distill.answers import write_answers
 from edge_spec.distill.cluster import CONVERSATIONS, Cluster, ThisMachine
-from edge_spec.distill.features import FeatureRequest, read_features
 from edge_spec.distill.prompts import GivenPrompts
 from edge_spec.errors import DeviceError
 from edge_spec.models.asked_options import AskedOptions
@@ -23,11 +22,10 @@ ray = pytest.importorskip("ray")
 # Ray's own: sockets and files of processes that are killed, and what it deprecates in itself.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
-LAYERS, HIDDEN_SIZE = 3, 64
+LAYERS = 3
 ASKED = AskedOptions(runtime="reference", threads=1)
 TASKS = GivenPrompts(tuple(f"tell me {index}" for index in range(24)), 24)
 NUM_TOKENS = 900
-FEATURES = FeatureRequest((1, LAYERS), False)
 
 
 def quiet(what: str, fraction: float) -> None:
@@ -54,51 +52,35 @@ def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     cluster.shutdown()
 
 
-def _alone(target: str, folder: Path) -> tuple[bytes, bytes]:
-    """What one machine keeps of answers and features."""
-    folder.mkdir()
-    with edge_spec.load(target, runtime="reference", threads=1) as engine:
-        machine = ThisMachine(engine, TASKS)
-        answers = write_answers(machine, TASKS, folder, NUM_TOKENS, quiet)
-        read_features(machine.read_features, answers, FEATURES, HIDDEN_SIZE, folder, quiet)
-    return _learnt_from(answers), _features(folder)
-
-
-def _features(folder: Path) -> bytes:
-    (path,) = folder.glob("features-*.bin")
-    return path.read_bytes()
-
-
 def _learnt_from(answers: Any) -> bytes:
     return b"".join(each.tokens.tobytes() for each in answers)
 
 
-@pytest.mark.parametrize("step", ["Writing answers", "Reading what the model computes"])
 def test_a_machine_that_is_killed_changes_no_byte(
-    step: str, target: str, machines: Any, tmp_path: Path
+    target: str, machines: Any, tmp_path: Path
 ) -> None:
     cluster, second = machines
-    alone = _alone(target, tmp_path / "alone")
-    folder = tmp_path / "cluster"
-    folder.mkdir()
+    for name in ("alone", "cluster"):
+        (tmp_path / name).mkdir()
+    with edge_spec.load(target, runtime="reference", threads=1) as engine:
+        machine = ThisMachine(engine, TASKS)
+        alone = write_answers(machine, TASKS, tmp_path / "alone", NUM_TOKENS, quiet)
     killed: list[str] = []
 
     def progress(what: str, fraction: float) -> None:
-        """Kills the second machine in the midst of the step."""
-        if what == step and 0.2 < fraction < 1 and not killed:
+        """Kills the second machine in the midst of the answers."""
+        if 0.2 < fraction < 1 and not killed:
             killed.append(what)
             cluster.remove_node(second, allow_graceful=False)
 
     with Cluster(cluster.address, target, ASKED, TASKS) as found:
         with found.writers() as writers:
             assert len(writers) == 2 * CONVERSATIONS
-        answers = write_answers(found, TASKS, folder, NUM_TOKENS, progress)
-        read_features(found.read_features, answers, FEATURES, HIDDEN_SIZE, folder, progress)
+        answers = write_answers(found, TASKS, tmp_path / "cluster", NUM_TOKENS, progress)
         assert killed
-        if step == "Writing answers":  # else it may have read its part before
-            with found.writers() as writers:
-                assert len(writers) == CONVERSATIONS
-    assert (_learnt_from(answers), _features(folder)) == alone
+        with found.writers() as writers:
+            assert len(writers) == CONVERSATIONS
+    assert _learnt_from(answers) == _learnt_from(alone)
 
 
 def test_what_a_machine_refuses_is_one_line(target: str, machines: Any) -> None:

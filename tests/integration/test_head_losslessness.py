@@ -24,7 +24,7 @@ from edge_spec.drafters.heads.independent import MedusaDrafter, MedusaNetwork
 from edge_spec.drafters.heads.layers import EagleNetwork
 from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.engine.engine import Engine
-from edge_spec.errors import EdgeSpecError, MissingDependencyError, ModelFileError, UsageError
+from edge_spec.errors import EdgeSpecError, MissingDependencyError, UsageError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.heads import open_head
 from edge_spec.exporters.reader import open_checkpoint
@@ -35,9 +35,9 @@ from edge_spec.models.runtimes import load_runtime
 from edge_spec.models.source import Source
 from edge_spec.runtimes.reference import ReferenceModel
 from edge_spec.runtimes.reference.model import ReferenceSession
-from fixtures import heads, tiny_models
+from fixtures import family_gguf, head_gguf, heads, tiny_models
 from fixtures import text_distribution as text
-from fixtures.dflash import DFlash
+from fixtures.dflash import BLOCK, MASK, SIZES, DFlash
 from fixtures.head_drafting import oblige
 
 LAYERS, VOCAB = 7, 265
@@ -76,23 +76,60 @@ def plain(opened: Callable[..., Engine]) -> list[int]:
         return [token.id for token in engine.generate(PROMPT, max_tokens=60).tokens]
 
 
-@pytest.fixture
-def obliging(monkeypatch: pytest.MonkeyPatch, plain: list[int]) -> None:
-    oblige(monkeypatch, PROMPT, plain)
+def _write(kind: str, path: Path) -> Path:
+    """A head of the kind."""
+    if kind == "dspark in gguf":
+        head, more = DFlash.with_transitions(LAYERS, VOCAB), {"block_size": BLOCK}
+        inputs = [each + 1 for each in head.outputs]
+        config = {**SIZES, **more, "mask_token_id": MASK}
+        return head_gguf.write(path.with_suffix(".gguf"), "dflash", config, inputs, head.tensors)
+    if kind in ("dflash", "dspark"):
+        make = DFlash if kind == "dflash" else DFlash.with_transitions
+        return make(LAYERS, VOCAB).write(path)
+    return heads.draw(LAYERS, VOCAB, kind).write(path)
 
 
-@pytest.mark.parametrize("drafter", ["auto", "eagle"])
-@pytest.mark.usefixtures("fixed_policy", "obliging")
+@pytest.mark.parametrize(
+    ("kind", "drafter"),
+    [
+        *(("safeailab", "auto"), ("safeailab", "eagle"), ("p-eagle", "auto")),
+        *(("dflash", "auto"), ("dspark", "auto"), ("dspark in gguf", "auto")),
+    ],
+)
+@pytest.mark.usefixtures("fixed_policy")
 def test_greedy_texts_are_those_of_plain_decoding(
-    drafter: str, plain: list[int], opened: Callable[..., Engine], head: Path
+    kind: str,
+    drafter: str,
+    plain: list[int],
+    opened: Callable[..., Engine],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    head = _write(kind, tmp_path / "head")
+    is_block = kind.startswith("d")
+    oblige(monkeypatch, PROMPT, plain, DFlashDrafter if is_block else EagleDrafter)
     with opened(drafter=drafter, draft=str(head)) as engine:
         result = engine.generate(PROMPT, max_tokens=60)
         assert [token.id for token in result.tokens] == plain
-        counts = result.stats.drafters["eagle"]
+        counts = result.stats.drafters["dflash" if is_block else "eagle"]
         assert 0 < counts.draft_n_accepted < counts.draft_n
         again = engine.generate(PROMPT[:4], max_tokens=20)  # on a part of the old text
         assert again.stats.predicted_n == 20
+
+
+@pytest.mark.usefixtures("fixed_policy")
+def test_a_dspark_head_drafts_for_a_model_with_convolutions(tmp_path: Path) -> None:
+    """Its state of rejected draft tokens is taken back; what is accepted is what it writes."""
+    target = family_gguf.write_gguf("lfm2", tmp_path / "t.gguf")
+    config = open_checkpoint(target).config
+    path = DFlash.with_transitions(config.num_layers, config.vocab_size).write(tmp_path / "head")
+    texts = []
+    for options in ({"drafter": "none"}, {"draft": str(path), "drafter": "dflash,suffix"}):
+        with edge_spec.load(str(target), runtime="llamacpp", threads=1, **options) as engine:
+            result = engine.generate(PROMPT, max_tokens=40)
+        texts.append([token.id for token in result.tokens])
+    assert texts[0] == texts[1]
+    assert result.stats.drafters["dflash"].draft_n > 0
 
 
 def test_a_target_that_gives_no_features_has_no_head(
@@ -318,7 +355,7 @@ def test_samples_have_the_distribution_of_the_target(
     assert text.p_value(found.counts, expected) > text.SMALLEST_P
 
 
-Broken = Callable[[heads.Head], object]
+Broken = Callable[[Any], object]  # is given a head to change
 
 
 def _drop(name: str) -> Broken:
@@ -333,18 +370,20 @@ def _set(name: str, *shape: int) -> Broken:
     return lambda head: head.tensors.update({name: np.zeros(shape, np.float32)})
 
 
-def _narrow(head: heads.Head) -> None:
+def _narrow(head: Any) -> None:
     """All that has the head's own width, but for what shares the target's tables."""
     for name, values in head.tensors.items():
         own = [32 if size == 64 else size for size in values.shape]
         head.tensors[name] = np.zeros(own, np.float32)
 
 
-def _nothing(head: heads.Head) -> None:
-    """Leaves it as it is."""
+def _markov(rank: int, tokens: int = VOCAB) -> Broken:
+    names = ("markov_head.markov_w1.weight", "markov_head.markov_w2.weight")
+    return lambda head: head.tensors.update({n: np.zeros((tokens, rank), "f4") for n in names})
 
 
-REFUSED: dict[str, tuple[Broken, dict[str, object], str]] = {
+Refused = dict[str, tuple[Broken, dict[str, object], str]]
+EAGLE_REFUSED: Refused = {
     "missing": (
         _drop("self_attn.q_proj.weight"),
         {},
@@ -354,45 +393,58 @@ REFUSED: dict[str, tuple[Broken, dict[str, object], str]] = {
     "shape": (_set("norm.weight", 3), {}, "norm.weight has the shape [3], expected [64]"),
     "vocabulary": (_shift(200), {}, "d2t names a token twice, or one beyond"),
     "width": (_set("fc.weight", 64, 96), {}, "a head for another target"),
-    "activation": (_nothing, {"hidden_act": "gelu"}, "an activation other than silu"),
-    "newer kind": (_nothing, {"speculators_model_type": "domino"}, "a head of the kind domino"),
+    "activation": (id, {"hidden_act": "gelu"}, "an activation other than silu"),
+    "newer kind": (id, {"speculators_model_type": "domino"}, "a head of the kind domino"),
     "no mask token": (_set("mask_hidden", 1, 192), {}, "no usable ptd_token_id"),
-    "rope": (_nothing, {"rope_scaling": {"type": "dynamic"}}, "'dynamic'"),
+    "rope": (id, {"rope_scaling": {"type": "dynamic"}}, "'dynamic'"),
     "narrow": (
         _narrow,
         {"hidden_size": 32, "head_dim": 16},
         "it shares tables of 32 numbers a row",
     ),
-    "other tokens": (_nothing, {"vocab_size": 32000}, "its vocabulary has 32000 tokens"),
-    "epsilon": (_nothing, {"rms_norm_eps": float("nan")}, "no usable rms_norm_eps"),
+    "other tokens": (id, {"vocab_size": 32000}, "its vocabulary has 32000 tokens"),
+    "epsilon": (id, {"rms_norm_eps": float("nan")}, "no usable rms_norm_eps"),
     "some windows": (
-        _nothing,
+        id,
         {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]},
         "a sliding window in some of its layers",
     ),
 }
+DFLASH_REFUSED: Refused = {
+    "no block": (id, {"block_size": 0}, "no usable block_size"),
+    "mask": (id, {"mask_token_id": VOCAB}, "mask token 265 is beyond the target's"),
+    "other layers": (id, {"target_layer_ids": [1, 3, 30]}, "[1, 3, 30]"),
+    "another depth": (id, {"num_target_layers": 36}, "of 36 layers"),
+    "fewer features": (id, {"target_layer_ids": [1, 3]}, "expected [64, 128]"),
+    "window": (id, {"sliding_window": 128}, "has a sliding window"),
+    "missing": (_drop("layers.1.mlp.up_proj.weight"), {}, "layers.1.mlp.up_proj.weight is missing"),
+    "shape": (_set("norm.weight", 3), {}, "norm.weight has the shape [3], expected [64]"),
+    "unknown": (_set("selector.weight", 4, 4), {}, "selector.weight, which no known head has"),
+    "no Markov head": (id, {"markov_rank": 8}, "markov_head.markov_w1.weight is missing"),
+    "its kind": (_markov(4), {"markov_head_type": "tree"}, "kind tree, which is not computed"),
+    "its tokens": (_markov(4, 100), {}, "has the shape [100, 4], expected [265, 4]"),
+    "projector": (id, {"projector_type": "domino"}, "kind domino, which is not computed"),
+    "newer": (id, {"selector_rank": 8}, "states selector_rank, which is not computed"),
+}
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize(
+    ("kind", "case"),
+    [*(("eagle", each) for each in EAGLE_REFUSED), *(("dflash", each) for each in DFLASH_REFUSED)],
+)
 def test_a_head_that_does_not_fit_is_refused_in_one_line(
-    case: str, target: Path, tmp_path: Path
+    kind: str, case: str, target: Path, tmp_path: Path
 ) -> None:
-    breaks, changes, told = REFUSED[case]
-    head = heads.draw(LAYERS, VOCAB, "safeailab")
+    breaks, changes, told = (EAGLE_REFUSED if kind == "eagle" else DFLASH_REFUSED)[case]
+    is_eagle = kind == "eagle"
+    head: Any = heads.draw(LAYERS, VOCAB, "safeailab") if is_eagle else DFlash(LAYERS, VOCAB)
     breaks(head)
     path = head.write(tmp_path / "head", **changes)
     with pytest.raises(EdgeSpecError) as caught:
         edge_spec.load(str(target), runtime="reference", draft=str(path))
     assert told in caught.value.message and "\n" not in str(caught.value)
-
-
-def test_a_tensor_of_another_shape_may_mean_another_target(target: Path, tmp_path: Path) -> None:
-    head = heads.draw(LAYERS, VOCAB, "safeailab")
-    _set("norm.weight", 3)(head)
-    path = head.write(tmp_path / "head")
-    with pytest.raises(ModelFileError) as caught:
-        edge_spec.load(str(target), runtime="reference", draft=str(path))
-    assert "its own target" in caught.value.remedy
+    if case == "shape":
+        assert "its own target" in caught.value.remedy
 
 
 @pytest.mark.parametrize("runtime", ["ort", "llamacpp"])

@@ -8,15 +8,16 @@ finds.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
-from edge_spec.core.model import Forward, Model, SelfDrafting, Session
-from edge_spec.core.sampling import Sampler
-from edge_spec.core.tree import TokenTree, Verdict
+import numpy as np
+
+from edge_spec.core.model import Model, SelfDrafting, Session
+from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.draft.draft_model import DraftModelDrafter
-from edge_spec.drafters.protocol import GREEDY, TRAITS, Budget, Drafter
+from edge_spec.drafters.protocol import TRAITS, Budget
 from edge_spec.errors import UnsupportedModelError
 
 _log = logging.getLogger(__name__)
@@ -34,15 +35,14 @@ class TargetPart(Protocol):
     def open(self, session: SelfDrafting) -> Session: ...
 
 
-class SelfDrafter(Drafter):
+class SelfDrafter(DraftModelDrafter):
     """Drafts with a part of the target, unless its forecast shows no gain."""
 
     traits = TRAITS["layer-skip"]
 
     def __init__(self, name: str, part: TargetPart) -> None:
-        self.name = name
-        self._part = part
-        self._drafter: DraftModelDrafter | None = None
+        """The rest is known once a session is attached."""
+        self.name, self._part = name, part
         self._view: Session | None = None
 
     def attach(self, model: Model, session: Session) -> None:
@@ -54,48 +54,35 @@ class SelfDrafter(Drafter):
                 remedy="Use --runtime ort on the CPU and a model that edge-spec converts by itself "
                 "(docs/models.md), or another drafter.",
             )
-        self.close()
-        pays = self._part.forecast > 1
-        _log.log(logging.INFO if pays else logging.WARNING, "%s: %s", self.name, self._part)
-        if pays:
-            reopened = partial(self._open, session)
-            self._drafter = DraftModelDrafter(
-                model,
-                reopened(),
-                model.config.vocab_size,
-                shared=True,
-                name=self.name,
-                reopened=reopened,
-            )
+        self._pays = self._part.forecast > 1
+        _log.log(logging.INFO if self._pays else logging.WARNING, "%s: %s", self.name, self._part)
+        reopened, vocab_size = partial(self._open, session), model.config.vocab_size
+        super().__init__(
+            model,
+            reopened() if self._pays else session,  # else it reads nothing
+            vocab_size,
+            shared=True,
+            name=self.name,
+            reopened=reopened,
+        )
 
-    def begin(self, prompt: Sequence[int], sampler: Sampler = GREEDY) -> None:
-        if self._drafter is not None:
-            self._drafter.fault = self.fault
-            self._drafter.begin(prompt, sampler)
+    def prepare(self, prompt: Sequence[int]) -> None:
+        """Read nothing: the target reads the prompt into the cache that both use."""
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
-        if self._drafter is None:
-            return TokenTree.chain(pending)
-        tree = self._drafter.propose(pending, budget)
-        self.passes = self._drafter.passes
-        return tree
+        return super().propose(pending, budget) if self._pays else TokenTree.chain(pending)
 
-    def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
-        if self._drafter is not None:
-            self._drafter.observe(tree, out, verdict)
+    def state(self, learnt_only: bool = False) -> dict[str, np.ndarray]:
+        return {}
 
-    @property
-    def sibling_acceptance(self) -> Sequence[float]:
-        return self._drafter.sibling_acceptance if self._drafter is not None else ()
+    def load(self, state: Mapping[str, np.ndarray], learnt_only: bool = False) -> None: ...
 
     def close(self) -> None:
         if self._view is not None:
             self._view.close()
-        self._view = self._drafter = None
+        self._view = None
 
     def _open(self, target: SelfDrafting) -> Session:
-        view, self._view = self._view, None
-        if view is not None:
-            view.close()
+        self.close()
         self._view = self._part.open(target)
         return self._view

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from functools import lru_cache
+from math import exp
 
 import numpy as np
 
@@ -12,17 +13,15 @@ from edge_spec.core.heads import (
     BlockRows,
     BlockStep,
     DFlashHead,
-    FollowsBy,
     HeadBackend,
     TargetTables,
 )
-from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.draft.draft_tree import FIRST, kind_of
 from edge_spec.drafters.draft.synced_session import Path
 from edge_spec.drafters.heads.drafting import HeadDrafter, RowScores, rows_of
 from edge_spec.drafters.heads.features import TextEntries
 from edge_spec.drafters.heads.layers import LayersNetwork, matrices_of
-from edge_spec.drafters.protocol import TRAITS, Budget
+from edge_spec.drafters.protocol import TRAITS
 
 _KEPT_ROWS = 1024  # tokens: 1 MB
 
@@ -32,34 +31,15 @@ class TransitionWeights:
 
     def __init__(self, head: DFlashHead) -> None:
         self._transitions, self._confidence = head.transitions, head.confidence
-        self.kind = None if head.transitions is None else head.transitions.kind
         self._row = lru_cache(_KEPT_ROWS)(self._read)
 
-    def step(
-        self, memory: np.ndarray | None, token: int, state: np.ndarray | None
-    ) -> tuple[np.ndarray | None, np.ndarray]:
-        """Return the memory after this token, and the vector to multiply scored tokens' rows with.
-        state: [hidden_size] of the scored row."""
-        row, transitions = self._row(token), self._transitions
-        if transitions is None or transitions.joined is None:
-            return None, row
-        assert state is not None  # see `DFlashHead.keeps_states`
-        weight, bias = transitions.joined
-        if transitions.kind is FollowsBy.GATED:
-            return None, _logistic(weight @ np.concatenate([state, row]) + bias) * row
-        memory = np.zeros(transitions.rank, np.float32) if memory is None else memory
-        made = weight @ np.concatenate([memory, row, state]) + bias
-        gate, candidate, output = np.split(made, 3)
-        opened = _logistic(gate)
-        return opened * memory + (1 - opened) * np.tanh(candidate), np.tanh(output)
-
-    def weighed(self, row: RowScores, made: np.ndarray) -> tuple[RowScores, np.ndarray]:
-        """Reweigh a row's likeliest tokens; also return the biases added to their logits. made:
-        from `step`."""
+    def weighed(self, row: RowScores, last: int) -> tuple[RowScores, np.ndarray]:
+        """Reweigh a row's likeliest tokens after the token `last`; also return the biases added to
+        their logits."""
         assert row.likeliest is not None and row.shares is not None
         if self._transitions is None:
             return row, np.zeros(len(row.likeliest), np.float32)
-        biases: np.ndarray = self._transitions.scored(row.likeliest) @ made
+        biases: np.ndarray = self._transitions.scored(row.likeliest) @ self._row(last)
         peak = max(0.0, float(biases.max(initial=0.0)))
         powers = row.shares * np.exp(biases - peak)
         others = max(0.0, 1 - float(row.shares.sum())) * np.exp(-peak)
@@ -74,18 +54,14 @@ class TransitionWeights:
             return None
         weight = self._confidence.weight
         read = state if len(weight) == len(state) else np.concatenate([state, self._row(token)])
-        return float(_logistic(weight @ read + self._confidence.bias))
+        logit = float(weight @ read + self._confidence.bias)
+        return 1 / (1 + exp(min(-logit, 80.0)))
 
     def _read(self, token: int) -> np.ndarray:
         if self._transitions is None:
             return np.empty(0, np.float32)
         row: np.ndarray = self._transitions.after(np.array([token]))[0]
         return row
-
-
-def _logistic(x: np.ndarray) -> np.ndarray:
-    found: np.ndarray = 1 / (1 + np.exp(-np.clip(x, -80, None)))
-    return found
 
 
 class DFlashNetwork(LayersNetwork):
@@ -113,26 +89,19 @@ class DFlashDrafter(HeadDrafter):
     def __init__(self, network: DFlashNetwork) -> None:
         super().__init__(network, TextEntries(network), len(network.scored))
         self._network = network
-        self._memories: dict[Path, np.ndarray | None] = {}  # by path
-
-    def propose(self, pending: int, budget: Budget) -> TokenTree:
-        self._memories = {}
-        return super().propose(pending, budget)
 
     def _decided_by(self, path: Path) -> Hashable:
         weights = self._network.transitions
         if weights is None:
             return super()._decided_by(path)
-        return path if weights.kind is FollowsBy.RECURRENT else (len(path), path[-1:])
+        return len(path), path[-1:]
 
     def _ranked(self, row: RowScores, path: Path) -> list[tuple[int, int]]:
         weights = self._network.transitions
         if weights is None:
             return super()._ranked(row, path)
         last = path[-1] if path else self._pending
-        before = self._memories.get(path[:-1]) if path else None  # only RECURRENT reads it
-        self._memories[path], made = weights.step(before, last, row.state)
-        weighed, biases = weights.weighed(row, made)
+        weighed, biases = weights.weighed(row, last)
         if not self._chooser.reads_logits_alone:
             logits = row.logits.copy()
             logits[row.likeliest] += biases

@@ -12,9 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_spec.core.model import Forward
-from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree, Verdict
-from edge_spec.core.verify import verify
 from edge_spec.drafters.composite import CompositeDrafter
 from edge_spec.drafters.jacobi import (
     JacobiDrafter,
@@ -29,6 +27,7 @@ from edge_spec.drafters.lookup.suffix import PredictionDrafter, SuffixDrafter
 from edge_spec.drafters.protocol import Budget, Drafter, continues
 from edge_spec.testing import ScriptedModel, random_logits
 from edge_spec.text.vocabulary import Vocabulary
+from fixtures import greedy_rounds
 
 VOCAB = 6
 SMALL = Vocabulary("a" * 64, VOCAB)
@@ -72,18 +71,7 @@ def model_of(seed: int) -> ScriptedModel:
 def rounds(
     drafter: Drafter, model: ScriptedModel, prompt: Sequence[int], budgets: Sequence[Budget]
 ) -> list[TokenTree]:
-    """Writes a greedy text, one round a budget; returns the trees, all of which are scored."""
-    session, text, trees = model.open_session(), list(prompt), []
-    session.prefill(prompt[:-1])
-    drafter.begin(prompt)
-    for budget in budgets:
-        trees.append(drafter.propose(text[-1], budget))
-        out = session.forward(trees[-1])
-        verdict = verify(trees[-1], out, Sampler(SamplingParams(), prompt))
-        session.commit(verdict.kept)
-        drafter.observe(trees[-1], out, verdict)
-        text += verdict.tokens
-    return trees
+    return [each.tree for each in greedy_rounds.rounds(drafter, model, prompt, budgets)]
 
 
 def learnt(drafter: Drafter) -> np.ndarray:

@@ -16,28 +16,15 @@ from edge_spec.core.verify import verify
 from edge_spec.drafters.draft.draft_model import DraftModelDrafter
 from edge_spec.drafters.draft.synced_session import DraftAheadCache, Reading
 from edge_spec.drafters.protocol import Budget
-from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
+from edge_spec.testing import ScriptedModel, random_logits
 from fixtures import text_distribution as text
+from fixtures.counting_session import CountingSession
 
 VOCAB = 12
 PROMPT = [3, 1, 4, 1, 5]
 NO_SCORES = Forward(np.zeros((1, 1), np.float32))
 # Every token so far decides the next: any wrong one in a cache shows.
 DRAFT = ScriptedModel(random_logits(VOCAB, order=10_000, scale=3.0), VOCAB)
-
-
-class CountingSession(ScriptedSession):
-    def __init__(self, model: ScriptedModel) -> None:
-        super().__init__(model)
-        self.passes = 0
-
-    def forward(self, tree: TokenTree) -> Forward:
-        self.passes += 1
-        return super().forward(tree)
-
-    def taken(self) -> int:
-        taken, self.passes = self.passes, 0
-        return taken
 
 
 def drafter_of(
@@ -89,7 +76,7 @@ def test_the_likeliest_outcome_finds_its_draft_tokens_ready(branches: bool) -> N
     write(drafter, tree, written[len(PROMPT) :])
     session.taken()
     tree = drafter.propose(written[-1], budget(1))
-    assert drafter.was_ready and session.taken() == 0
+    assert drafter.was_ready and session.taken() == []
     assert tree.tokens[1] == choice(written)
     # And it goes on from there.
     write(drafter, tree, [choice(written)])

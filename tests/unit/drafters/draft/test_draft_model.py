@@ -2,45 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from edge_spec.core.model import Capabilities, Forward
-from edge_spec.core.tree import TokenTree, Verdict
+from edge_spec.core.model import Capabilities
 from edge_spec.drafters.draft.draft_model import DraftModelDrafter
 from edge_spec.drafters.protocol import Budget
 from edge_spec.scheduler.policy import FixedPolicy
-from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
+from edge_spec.testing import ScriptedModel, random_logits
+from fixtures.counting_session import CountingSession
 
 VOCAB = 40
 PROMPT = [3, 1, 4, 1, 5]
-OUT = Forward(np.zeros((1, 1), np.float32))
 
 NextLogits = Callable[[tuple[int, ...]], np.ndarray]
-
-
-class CountingSession(ScriptedSession):
-    """Records what it is asked for: +n tokens scored in one pass, -n prefilled."""
-
-    def __init__(self, model: ScriptedModel) -> None:
-        super().__init__(model)
-        self.calls: list[int] = []
-
-    def prefill(self, tokens: Sequence[int]) -> None:
-        self.calls.append(-len(tokens))
-        super().prefill(tokens)
-
-    def forward(self, tree: TokenTree) -> Forward:
-        assert len(tree) <= self._model.capabilities.max_rows
-        self.calls.append(len(tree))
-        return super().forward(tree)
-
-    def taken(self) -> list[int]:
-        taken, self.calls = self.calls, []
-        return taken
 
 
 def sharp(seed: int = 0, vocab_size: int = VOCAB, order: int = 2) -> NextLogits:
@@ -61,16 +39,6 @@ def drafter_of(
 
 def budget(count: int, min_reach: float = 0.0) -> Budget:
     return Budget(count, 64, branches=False, min_reach=min_reach)
-
-
-def observe(drafter: DraftModelDrafter, tree: TokenTree, written: Sequence[int]) -> None:
-    draft_tokens = tree.tokens[1:].tolist()
-    right = 0
-    while (
-        right < len(draft_tokens) and right < len(written) and draft_tokens[right] == written[right]
-    ):
-        right += 1
-    drafter.observe(tree, OUT, Verdict(tuple(written), tuple(range(1, right + 1)), False))
 
 
 def half_right(tokens: tuple[int, ...]) -> np.ndarray:
@@ -97,28 +65,6 @@ def test_any_draft_gives_the_plain_greedy_text(
         quality, accepted < proposed / 4
     )
     assert len(run.rounds) <= 60 - accepted
-
-
-@pytest.mark.parametrize("quality", DRAFTS)
-def test_what_the_draft_holds_is_what_it_read(quality: str, decode: Any) -> None:
-    """Its draft tokens are those of a draft that reads the whole text again each time."""
-    drafter, session = drafter_of(DRAFTS[quality])
-    fresh: list[list[int]] = []
-    kept = drafter.propose
-
-    def propose(pending: int, budget: Budget) -> TokenTree:
-        tree = kept(pending, budget)
-        anew, _ = drafter_of(DRAFTS[quality])
-        anew._acceptance = drafter._acceptance
-        anew.begin(drafter._text._tokens)
-        fresh.append(anew.propose(pending, budget).tokens.tolist())
-        assert tree.tokens.tolist() == fresh[-1]
-        assert session.committed == drafter._text._held
-        return tree
-
-    drafter.propose = propose  # type: ignore[method-assign]
-    decode(ScriptedModel(sharp(0), VOCAB), PROMPT, [drafter], max_tokens=40)
-    assert len(fresh) > 2
 
 
 def test_a_text_beyond_the_drafts_context_is_not_drafted(decode: Any, greedy: Any) -> None:
@@ -164,26 +110,3 @@ def test_no_more_is_drafted_than_the_budget_allows(count: int) -> None:
     drafter.begin(PROMPT)
     assert len(drafter.propose(PROMPT[-1], budget(count))) == 1 + count
     assert len(session.taken()) == count
-
-
-@pytest.mark.parametrize("call", ["forward", "prefill", "commit", "rollback"])
-def test_after_an_interrupt_the_draft_draft_tokens_as_before(call: str) -> None:
-    """Ctrl-C may come right after anything that the session did."""
-    drafter, session = drafter_of(sharp(0))
-    drafter.begin(PROMPT)
-    observe(drafter, drafter.propose(PROMPT[-1], budget(4)), [1, 2])
-    done = getattr(session, call)
-
-    def interrupted(*arguments: Any) -> None:
-        done(*arguments)
-        raise KeyboardInterrupt
-
-    setattr(session, call, interrupted)
-    drafter.begin([*PROMPT[:2], *[7] * 20])
-    with pytest.raises(KeyboardInterrupt):
-        drafter.propose(7, budget(4))
-    setattr(session, call, done)
-    for prompt in ([*PROMPT, 1, 2, 6], [*PROMPT[:2], *[7] * 20], PROMPT):
-        drafter.begin(prompt)
-        drafter.propose(prompt[-1], budget(1))
-        assert session.committed == prompt

@@ -11,7 +11,7 @@ import pytest
 
 from edge_spec.core.model import Forward
 from edge_spec.core.sampling import Sampler, SamplingParams
-from edge_spec.core.tree import TokenTree, Verdict
+from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.composite import GuardedDrafter
 from edge_spec.drafters.draft.draft_model import DraftModelDrafter
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
@@ -191,28 +191,3 @@ def test_a_level_that_died_is_opened_again_with_the_draft_above_it(decode: Any) 
     assert first.tokens == second.tokens == decode(model, PROMPT, max_tokens=20).tokens
     assert guarded.fault is None and dying.calls == 3
     assert any(stats.num_accepted for stats in second.rounds)
-
-
-# --- proposals of other vocabularies ----------------------------------------------------------
-
-
-@pytest.mark.parametrize("extra", [-3, 5])
-@pytest.mark.parametrize("branches", [False, True])
-def test_a_draft_with_another_vocabulary_samples_what_a_guard_lets_through(
-    extra: int, branches: bool
-) -> None:
-    model = ScriptedModel(random_logits(VOCAB + extra, scale=2.0), VOCAB + extra)
-    drafter = DraftModelDrafter(model, model.open_session(), VOCAB)
-    guarded = GuardedDrafter(drafter, VOCAB)
-    sampler = Sampler(SEEDED, PROMPT, sampled_drafts=True)
-    guarded.begin(PROMPT, sampler)
-    text, drafted = list(PROMPT), 0
-    for _ in range(10):
-        shape = (-1, 0, 0, 1, 1) if branches else ()
-        tree = guarded.propose(text[-1], Budget(3, 8, branches=branches, shape=shape))
-        drafted += len(tree) - 1
-        written = (VOCAB - 1, int(tree.tokens[1]))
-        verdict = Verdict(written, (), False)
-        guarded.observe(tree, Forward(np.zeros((len(tree), VOCAB), np.float32)), verdict)
-        text += written
-    assert guarded.fault is None and drafted >= 20

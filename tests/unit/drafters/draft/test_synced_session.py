@@ -15,31 +15,11 @@ from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.draft.synced_session import MAX_CATCH_UP, SyncedSession
 from edge_spec.errors import ContextFullError
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
+from fixtures.counting_session import CountingSession
 
 VOCAB = 12
 TEXT = [3, 1, 4, 1, 5]
 CONTEXT = 64
-
-
-class CountingSession(ScriptedSession):
-    """Records what it is asked for: +n tokens scored in one pass, -n prefilled."""
-
-    def __init__(self, model: ScriptedModel) -> None:
-        super().__init__(model)
-        self.calls: list[int] = []
-
-    def prefill(self, tokens: Sequence[int]) -> None:
-        self.calls.append(-len(tokens))
-        super().prefill(tokens)
-
-    def forward(self, tree: TokenTree) -> Forward:
-        assert len(tree) <= self._model.capabilities.max_rows
-        self.calls.append(len(tree))
-        return super().forward(tree)
-
-    def taken(self) -> list[int]:
-        taken, self.calls = self.calls, []
-        return taken
 
 
 class Target(ScriptedSession):

@@ -2,63 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_spec.core.model import Forward
 from edge_spec.core.modes import JacobiInit
-from edge_spec.core.sampling import Sampler, SamplingParams
-from edge_spec.core.tree import TokenTree, Verdict, likeliest
-from edge_spec.core.verify import verify
+from edge_spec.core.tree import likeliest
 from edge_spec.drafters.jacobi import Filler, JacobiDrafter
 from edge_spec.drafters.protocol import Budget
-from edge_spec.testing import NextLogits, ScriptedModel, random_logits
+from edge_spec.testing import NextLogits, ScriptedModel
+from fixtures.greedy_rounds import models, prompts, rounds
 
 AMPLE = Budget(num_draft_tokens=50, num_rows=50)
 
 
-class Round(NamedTuple):
-    text: list[int]  # before it; ends with the pending token
-    tree: TokenTree
-    out: Forward
-    verdict: Verdict
-
-
-def rounds(
-    drafter: JacobiDrafter, model: ScriptedModel, prompt: Sequence[int], budgets: Sequence[Budget]
-) -> Iterator[Round]:
-    """One round a budget."""
-    session = model.open_session()
-    session.prefill(prompt[:-1])
-    text = list(prompt)
-    drafter.begin(prompt)
-    for budget in budgets:
-        tree = drafter.propose(text[-1], budget)
-        out = session.forward(tree)
-        verdict = verify(tree, out, Sampler(SamplingParams(), prompt))
-        session.commit(verdict.kept)
-        drafter.observe(tree, out, verdict)
-        yield Round(list(text), tree, out, verdict)
-        text += verdict.tokens
-
-
-models = st.builds(
-    lambda vocab, order, seed, scale: ScriptedModel(
-        # Another function of the tokens for each seed.
-        lambda tokens: random_logits(vocab, order, scale)(tuple(t + 10 * seed for t in tokens)),
-        vocab,
-    ),
-    vocab=st.integers(3, 8),
-    order=st.integers(1, 4),
-    seed=st.integers(0, 1000),
-    scale=st.sampled_from([0.5, 2.0, 5.0]),
-)
-prompts = st.lists(st.integers(0, 2), min_size=1, max_size=8)
 budgets = st.builds(
     lambda **limits: Budget(**limits),  # of a tuple, hypothesis would draw all fields
     num_draft_tokens=st.integers(0, 6),
@@ -82,7 +42,7 @@ def test_draft_tokens_are_the_argmax_of_the_round_before(
     filler.begin(prompt)
     known: dict[int, int] = {}
     made = rounds(JacobiDrafter(fill, block, seed=3), model, prompt, limits)
-    for budget, (text, tree, _, verdict) in zip(limits, made, strict=True):
+    for budget, (text, tree, _, verdict, _) in zip(limits, made, strict=True):
         count = max(0, min(block, budget.num_draft_tokens, budget.num_rows - 1))
         places = range(len(text), len(text) + count)
         missing = [place for place in places if place not in known]

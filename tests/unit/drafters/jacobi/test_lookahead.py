@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_spec.core.sampling import Sampler, SamplingParams
-from edge_spec.core.tree import TokenTree, Verdict
-from edge_spec.core.verify import verify
+from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.jacobi import LookaheadDrafter, WindowSize
 from edge_spec.drafters.protocol import Budget
 from edge_spec.errors import UsageError
 from edge_spec.scheduler.policy import FixedPolicy
 from edge_spec.testing import ScriptedModel, random_logits
+from fixtures.greedy_rounds import models, prompts, rounds
 
 AMPLE = Budget(num_draft_tokens=100, num_rows=100)
 NO_WINDOW = Budget(num_draft_tokens=100, num_rows=100, branches=False, probes=False)
@@ -37,35 +36,6 @@ def test_what_is_no_size_is_refused(texts: list[str], why: str) -> None:
     for text in texts:
         with pytest.raises(UsageError, match=f"{why}"):
             WindowSize.parse(text)
-
-
-class Round(NamedTuple):
-    text: list[int]  # before it; ends with the pending token
-    levels: list[list[int]]  # the window before it
-    tree: TokenTree
-    verdict: Verdict
-
-
-def rounds(
-    drafter: LookaheadDrafter,
-    model: ScriptedModel,
-    prompt: Sequence[int],
-    budgets: Sequence[Budget],
-) -> Iterator[Round]:
-    """One round a budget, all that is proposed scored."""
-    session = model.open_session()
-    session.prefill(prompt[:-1])
-    text = list(prompt)
-    drafter.begin(prompt)
-    for budget in budgets:
-        levels = [list(level) for level in drafter._levels]
-        tree = drafter.propose(text[-1], budget)
-        out = session.forward(tree)
-        verdict = verify(tree, out, Sampler(SamplingParams(), prompt))
-        session.commit(verdict.kept)
-        drafter.observe(tree, out, verdict)
-        yield Round(list(text), levels, tree, verdict)
-        text += verdict.tokens
 
 
 def follow(tree: TokenTree, path: Sequence[int]) -> int | None:
@@ -110,18 +80,6 @@ def test_the_window_is_a_tree_of_lookaheads_shape(width: int, ngram: int) -> Non
     assert tree.proposed_by == ("", *["lookahead"] * (len(tree) - 1))
 
 
-models = st.builds(
-    lambda vocab, order, seed, scale: ScriptedModel(
-        # Another function of the tokens for each seed.
-        lambda tokens: random_logits(vocab, order, scale)(tuple(t + 10 * seed for t in tokens)),
-        vocab,
-    ),
-    vocab=st.integers(3, 8),
-    order=st.integers(1, 4),
-    seed=st.integers(0, 1000),
-    scale=st.sampled_from([0.5, 2.0, 5.0]),
-)
-prompts = st.lists(st.integers(0, 2), min_size=1, max_size=8)
 sizes = st.builds(
     WindowSize, width=st.integers(1, 4), ngram=st.integers(2, 4), draft_tokens=st.integers(1, 4)
 )
@@ -159,8 +117,8 @@ def test_a_window_moves_on_and_is_harvested_as_defined(
 ) -> None:
     drafter = LookaheadDrafter(size, seed=1)
     added = [prompt[i : i + size.ngram] for i in range(len(prompt) - size.ngram + 1)]
-    for budget, each in zip(limits, rounds(drafter, model, prompt, limits), strict=True):
-        text, levels, tree, verdict = each
+    made = rounds(drafter, model, prompt, limits, lambda each: [*map(list, each._levels)])
+    for budget, (text, tree, _, verdict, levels) in zip(limits, made, strict=True):
         after = [*text, *verdict.tokens]
         paths = [path_below(levels, column) for column in range(size.width)]
         scored = all(follow(tree, path) is not None for path in paths)

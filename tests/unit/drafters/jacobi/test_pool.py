@@ -1,8 +1,7 @@
-"""The pool of n-grams against a list of all of them, and which prompts share one."""
+"""Snapshots of a pool of n-grams. What it keeps is tested with the window that fills it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from unittest import mock
 
 import numpy as np
@@ -15,22 +14,6 @@ from edge_spec.drafters.jacobi import NgramPool
 BOUND = "edge_spec.drafters.jacobi.MAX_FIRST_TOKENS"
 
 ngrams = st.lists(st.tuples(*(st.integers(0, 3),) * 3), max_size=40)
-
-
-def latest(added: Sequence[Sequence[int]], first: int, per_token: int) -> list[tuple[int, ...]]:
-    """The last `per_token` different n-grams of a token, the latest first."""
-    rests = [tuple(each[1:]) for each in reversed(added) if each[0] == first]
-    return list(dict.fromkeys(rests))[:per_token]
-
-
-@given(added=ngrams, per_token=st.integers(1, 5))
-def test_each_token_keeps_its_latest_ngrams(added: list[tuple[int, ...]], per_token: int) -> None:
-    pool = NgramPool(3, per_token)
-    for count, ngram in enumerate(added, start=1):
-        pool.add(ngram)
-        assert pool.after(ngram[0])[0] == ngram[1:]
-        for first in range(5):
-            assert pool.after(first) == latest(added[:count], first, per_token)
 
 
 @given(added=ngrams, later=ngrams, per_token=st.integers(1, 4))
