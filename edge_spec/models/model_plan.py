@@ -249,8 +249,7 @@ class ModelPlan:
                 with atomic_file(_digest_file(kept)) as file:
                     file.write_text(sha256_file(kept), encoding="ascii")
 
-        waiting = partial(progress, "Waiting for another process that converts the model", 0.0)
-        found = make_once(kept, find, convert, waiting)
+        found = make_once(kept, find, convert)
         if found is None:
             raise ModelFileError(
                 f"{kept} is damaged as soon as it is written", remedy="Check the disk it is on."

