@@ -355,7 +355,7 @@ class Learner:
         placed, path = self._placed, self._folder.head
         try:
             if report is not None and report.pays:
-                threads = placed.options.threads
+                threads = placed.target.how.threads
                 head = open_trained_head(path, placed.source, placed.target, threads, keeps=False)
                 assert isinstance(head, MedusaNetwork)
                 self._head = head

@@ -126,8 +126,8 @@ def prepare_engine(
         made = target.make_text
         target = replace(target, make_text=lambda: replace(made(), parse_special=True))
     drafts = tuple(_prepared_drafts(target, plan.drafts, progress))
-    require_fit(target, drafts, options, makes_room)
-    memory = forecast(target, drafts, options) if drafts else None
+    require_fit(target, drafts, makes_room)
+    memory = forecast(target, drafts) if drafts else None
     if memory is not None:
         progress(f"Loading {memory}", 0.0)
     return PreparedEngine(plan, target, drafts)
@@ -232,7 +232,7 @@ def _opens_beside(prepared: PreparedEngine) -> bool:
 def open_target(prepared: PreparedEngine) -> Model:
     """Open the target. Raises TargetRefusedError if another runtime may work."""
     try:
-        return prepared.target.open(prepared.options.runtime_options)
+        return prepared.target.open()
     except (DeviceError, UnsupportedModelError, MissingDependencyError) as error:
         raise TargetRefusedError(error) from error
 
@@ -256,7 +256,7 @@ def open_models(
     """Open all models and drafters, which `opened` closes. Raises an EdgeSpecError,
     TargetRefusedError if another runtime may run the target."""
     options, target = prepared.options, prepared.target
-    key = profile_key(prepared.source, target, options.runtime_options)
+    key = profile_key(prepared.source, target, target.how)
     profile = load_profile(key)
     drafts: list[Draft] = []
     for draft in _open_drafts(prepared):
@@ -278,7 +278,7 @@ def _open_drafts(prepared: PreparedEngine) -> Iterator[Draft]:
     from edge_spec.drafters.draft.cross_tokenizer import CrossTokenizerDrafter
     from edge_spec.drafters.draft.draft_model import Draft
 
-    options, above = prepared.options, prepared.target
+    above = prepared.target
     for plan, draft in zip(prepared.plan.drafts, prepared.drafts, strict=True):
         translated: Callable[[Drafter], Drafter] | None = None
         vocab_size = above.config.vocab_size
@@ -287,12 +287,12 @@ def _open_drafts(prepared: PreparedEngine) -> Iterator[Draft]:
             codecs = above.text.tokenizer, draft.text.tokenizer
             translated = partial(CrossTokenizerDrafter, target=codecs[0], draft=codecs[1])
             vocab_size = draft.config.vocab_size
-        model = draft.open(options.draft_runtime_options)
-        key = profile_key(plan.source, draft, options.draft_runtime_options)
+        model = draft.open()
+        key = profile_key(plan.source, draft, draft.how)
         costs = _costs(model, key, load_profile(key))
         level = partial(stage_of, model, costs)
         step_s = costs.at(1) if costs.is_scaled else 0.0  # else its first draft tokens show it
-        anticipates = options.anticipates and above is prepared.target and translated is None
+        anticipates = prepared.plan.anticipates and above is prepared.target and translated is None
         yield Draft(model, vocab_size, step_s, level, translated, anticipates, key.digest)
         above = draft
 
@@ -319,7 +319,7 @@ def _drafter_context(prepared: PreparedEngine, drafts: Sequence[Draft]) -> Draft
     if options.head is not None:
         from edge_spec.loader.head import open_trained_head
 
-        head = open_trained_head(options.head, source, target, options.threads)
+        head = open_trained_head(options.head, source, target, target.how.threads)
     return DrafterContext(
         vocab_size=target.config.vocab_size,
         tokens=tokenizer.vocabulary,
@@ -372,14 +372,14 @@ def compose_engine(
     target, options = prepared.target, prepared.options
     rows = rows_key(key, model.config)
     found = settle_rows(model, rows, widths_for(options.most_rows), options.lossless_mode)
-    lossless = keep_promise(options.lossless_mode, found, replays=not options.anticipates)
+    lossless = keep_promise(options.lossless_mode, found, replays=not prepared.plan.anticipates)
     factory = SpeculationFactory(
         models.context,
         model.capabilities,
         found,
         lossless=lossless,
-        overlap=options.drafts_elsewhere,
-        draft_overlap=options.overlap,
+        overlap=prepared.plan.drafts_elsewhere,
+        draft_overlap=prepared.plan.overlap,
         costs=models.costs,
     )
     speculation = factory.compose(models.drafters)

@@ -6,10 +6,11 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -30,6 +31,7 @@ CPU, GPU, NPU, REMOTE = "cpu", "gpu", "npu", "remote"  # remote: what serves the
 _TIMEOUT_S = 60.0  # more than a runtime needs to try a device
 _SERVER_TIMEOUT_S = 20.0  # in addition, for each server
 UNKNOWN = "unknown"  # device not reported by the library
+_NPUS = ("npu", "qnn", "ane")  # a machine has at most one
 
 
 @dataclass(frozen=True)
@@ -154,6 +156,21 @@ class DeviceListing(Protocol):
     def devices(self, options: RuntimeOptions) -> Sequence[Device]:
         """Return all devices within reach, broken ones with their fault. Loads no model, ignores
         irrelevant `options`. Raises MissingDependencyError."""
+
+
+def share_chip(one: Iterable[str], other: Iterable[str]) -> bool:
+    """Return whether models on these devices share a chip. "gpu" may be any GPU; otherwise each
+    interface numbers GPUs its own way, so two interfaces count as two chips."""
+    pairs = product(map(_chip, one), map(_chip, other))
+    return any(a == b or (GPU in (a[0], b[0]) and not {a[0], b[0]} & {CPU, NPU}) for a, b in pairs)
+
+
+def _chip(name: str) -> tuple[str, int]:
+    """Return kind and number: "cpu", "npu", "gpu", or a GPU's interface, such as "cuda"."""
+    name = name.lower()
+    base = name.rstrip("0123456789")
+    kind = base.removesuffix(":")
+    return (NPU, 0) if kind in _NPUS else (kind, int(name[len(base) :] or 0))
 
 
 def processor(runtime: str) -> Device:

@@ -53,8 +53,8 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     open_model = PreparedModel.open
 
-    def opened(resolved: PreparedModel, options: Any) -> Model:
-        model = open_model(resolved, options)
+    def opened(resolved: PreparedModel) -> Model:
+        model = open_model(resolved)
         count_passes(model, found.setdefault(resolved.name, []))
         return model
 

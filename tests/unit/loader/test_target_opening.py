@@ -50,8 +50,8 @@ def placed(tmp_path: Path) -> Any:
     path.write_bytes(b"weights")
     runtime = Opener()
     target: Any = SimpleNamespace(runtime=runtime, source=SimpleNamespace(path=path))
-    target.open = lambda options: runtime.open(target.source, options)
-    return SimpleNamespace(target=target, options=SimpleNamespace(runtime_options=None))
+    target.open = lambda: runtime.open(target.source, None)
+    return SimpleNamespace(target=target)
 
 
 def test_what_is_refused_meanwhile_is_closed(placed: Any) -> None:
