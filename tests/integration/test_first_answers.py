@@ -21,12 +21,7 @@ from edge_spec.scheduler.profile import SECONDS
 from fixtures.silence import quiet
 
 PROMPTS = ("the night and the night and", "a long story of a long")
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty one, as at a first start."""
-    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 def count_passes(model: Model, passes: list[int]) -> None:

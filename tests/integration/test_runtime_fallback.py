@@ -22,12 +22,7 @@ pytest.importorskip("onnxruntime")
 pytest.importorskip("llama_cpp")
 
 OPTIONS = LoadOptions(threads=1, drafter="none")
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 @pytest.fixture
