@@ -31,7 +31,6 @@ CPU, GPU, NPU, REMOTE = "cpu", "gpu", "npu", "remote"  # remote: what serves the
 _TIMEOUT_S = 60.0  # more than a runtime needs to try a device
 _SERVER_TIMEOUT_S = 20.0  # in addition, for each server
 UNKNOWN = "unknown"  # device not reported by the library
-_NPUS = ("npu", "qnn", "ane")  # a machine has at most one
 
 
 @dataclass(frozen=True)
@@ -156,6 +155,9 @@ class DeviceListing(Protocol):
     def devices(self, options: RuntimeOptions) -> Sequence[Device]:
         """Return all devices within reach, broken ones with their fault. Loads no model, ignores
         irrelevant `options`. Raises MissingDependencyError."""
+
+
+_NPUS = ("npu", "qnn", "ane")  # a machine has at most one
 
 
 def share_chip(one: Iterable[str], other: Iterable[str]) -> bool:
