@@ -8,14 +8,15 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from itertools import product
 from pathlib import Path
+from threading import Event
 from typing import Any, Protocol, runtime_checkable
 
 from edge_spec.core import entry_points
-from edge_spec.core.isolated import IsolatedError, Lifeline, isolated
+from edge_spec.core.isolated import IsolatedError, isolated
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import MissingDependencyError, UsageError
 from edge_spec.models import runtimes
@@ -184,16 +185,18 @@ def list_devices(rpc_servers: Sequence[str] = ()) -> list[Device]:
     """List all runtimes' devices, by name of the runtime, including missing libraries. Each is
     asked in a separate process, so a driver that crashes or hangs is an entry with a fault."""
     runtimes = entry_points.names("runtimes")
+    stop = Event()
     # Closed in this order: an interrupt does not wait for the processes.
-    with ThreadPoolExecutor() as pool, Lifeline() as lifeline:
-        found = pool.map(lambda runtime: _listed(runtime, rpc_servers, lifeline), runtimes)
+    with ThreadPoolExecutor() as pool, ExitStack() as closed:
+        closed.callback(stop.set)
+        found = pool.map(lambda runtime: _listed(runtime, rpc_servers, stop), runtimes)
         return [device for devices in found for device in devices]
 
 
-def _listed(runtime: str, rpc_servers: Sequence[str], lifeline: Lifeline) -> list[Device]:
+def _listed(runtime: str, rpc_servers: Sequence[str], stop: Event) -> list[Device]:
     timeout_s = _TIMEOUT_S + _SERVER_TIMEOUT_S * len(rpc_servers)
     try:
-        found = isolated(devices_of, runtime, *rpc_servers, timeout_s=timeout_s, lifeline=lifeline)
+        found = isolated(devices_of, runtime, *rpc_servers, timeout_s=timeout_s, stop=stop)
     except IsolatedError as error:
         return [Device(runtime, None, None, "", fault=str(error))]
     return [Device(**device) for device in found]
