@@ -25,7 +25,7 @@ from typing import Any
 import real_models
 from common import open_engine, report
 
-from edge_spec.core.model import Model, RuntimeOptions
+from edge_spec.core.model import Model
 from edge_spec.models.devices import format_bytes, resident_bytes
 from edge_spec.models.memory import forecast
 from edge_spec.models.model_plan import PreparedModel, prepare_model
@@ -56,10 +56,10 @@ def measure(case: str, context: int, threads: int | None) -> dict[str, Any]:
     before: list[int] = []
     opened = PreparedModel.open
 
-    def measured(self: PreparedModel, options: RuntimeOptions) -> Model:
+    def measured(self: PreparedModel) -> Model:
         if not before:
             before.append(_resident_without_free_heap())
-        return opened(self, options)
+        return opened(self)
 
     PreparedModel.open = measured  # type: ignore[method-assign]
     loaded = LoadOptions(**options)
@@ -67,11 +67,14 @@ def measure(case: str, context: int, threads: int | None) -> dict[str, Any]:
     def silent(what: str, fraction: float) -> None:
         pass
 
-    sides = [(model, runtime), (draft_model, draft_runtime)][: 2 if draft else 1]
+    sides = [(model, runtime, loaded.runtime_options)]
+    if draft:
+        sides.append((draft_model, draft_runtime, loaded.draft_runtime_options))
     prepared = [
-        prepare_model(Source(name, silent), on, silent, export=loaded.export) for name, on in sides
+        prepare_model(Source(name, silent), on, silent, how, loaded.export)
+        for name, on, how in sides
     ]
-    said = forecast(prepared[0], prepared[1:], loaded)
+    said = forecast(prepared[0], prepared[1:])
     assert said is not None
     del prepared
     with open_engine(model, **options) as engine:

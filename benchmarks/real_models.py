@@ -10,14 +10,12 @@ are put together in the cache of edge-spec, beside the demo model, and are no pa
 from __future__ import annotations
 
 import argparse
-import math
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO
@@ -88,8 +86,7 @@ def fetch(name: str, progress: Progress) -> Path:
     else; the cache is then as it was.
     """
     model = MODELS[name]
-    waiting = partial(progress, f"Waiting for another process that fetches {name}", 0.0)
-    with locked(model.path, math.inf, waiting):
+    with locked(model.path):
         if not model.is_at(model.path):
             progress(f"Fetching {name}", 0.0)
             _fetch(model)

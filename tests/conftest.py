@@ -174,6 +174,13 @@ def one_core() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the test's own, not yet made, as at a first start."""
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
 @pytest.fixture(scope="session")
 def demo_gguf() -> Path:
     return fetch_demo_model(lambda what, fraction: None)

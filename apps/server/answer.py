@@ -167,7 +167,7 @@ class OpenModel:
 
         def screen(placed: PreparedEngine) -> None:
             nonlocal forecast
-            forecast = forecast_here(placed.target, placed.drafts, placed.options)
+            forecast = forecast_here(placed.target, placed.drafts)
             make_room(forecast)
 
         engine = model.open(report=report, screen=screen)

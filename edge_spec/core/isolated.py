@@ -11,16 +11,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from json import dumps, loads
 from queue import Empty, Queue
-from threading import Lock, Thread
+from threading import Event, Thread
 from typing import IO, Any
 
 _MARK = "edge-spec answers: "  # marks the answer, since libraries may print too
 _TOLD = "edge-spec has done: "
-_TICK_S = 0.5  # within which every system notices an interrupt
+_TICK_S = 0.05  # within which every system notices an interrupt, and each call its `stop`
 _END_S = 10.0  # for a library to shut down after the answer
 _EXIT_S = 1.0  # for a process to exit after its last line
 _MAX_LINE = 200  # characters of each of a library's last two lines
@@ -39,73 +39,17 @@ class NoAnswerError(IsolatedError):
     """The work took too long."""
 
 
-class Lifeline:
-    """Kills the processes started through it when closed."""
-
-    def __init__(self) -> None:
-        self._ends = () if sys.platform == "win32" else os.pipe()
-        self._processes: list[subprocess.Popen[str]] = []
-        self._lock = Lock()
-        self._ended = False
-
-    def __enter__(self) -> Lifeline:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.end()
-
-    @property
-    def has_ended(self) -> bool:
-        return self._ended
-
-    def end(self) -> None:
-        """Kill all processes; later `start` calls raise. Any thread may call it."""
-        with self._lock:
-            if self._ended:
-                return
-            self._ended = True
-            for process in self._processes:
-                process.kill()
-            for end in self._ends:
-                os.close(end)
-
-    def start(
-        self,
-        command: list[str],
-        environment: Mapping[str, str],
-        errors: IO[bytes] | int = subprocess.DEVNULL,
-    ) -> subprocess.Popen[str]:
-        """Start a process. errors: its standard error. Raises IsolatedError after `end`."""
-        with self._lock:
-            if self._ended:
-                raise IsolatedError("it is not wanted any more")
-            process = subprocess.Popen(
-                command,
-                stdin=self._ends[0] if self._ends else subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                encoding="utf-8",
-                errors="replace",
-                env=environment,
-            )
-            self._processes.append(process)
-        return process
-
-
 def isolated(
     work: Callable[..., Any],
     *arguments: str,
     timeout_s: float,
-    lifeline: Lifeline | None = None,
+    stop: Event | None = None,
     on_step: Callable[[float], None] | None = None,
 ) -> Any:
     """Return the result of `work`, a module-level function, decoded from JSON. Raises
-    IsolatedError. lifeline: ends several calls' processes. on_step: receives in this thread what
-    the work passes to `tell`; if it raises, the work ends."""
-    with ExitStack() as opened:
-        held = lifeline or opened.enter_context(Lifeline())
-        found, errors, status = _run(work, arguments, timeout_s, held, on_step)
+    IsolatedError. stop: ends the work once it is set. on_step: receives in this thread what the
+    work passes to `tell`; if it raises, the work ends."""
+    found, errors, status = _run(work, arguments, timeout_s, stop or Event(), on_step)
     if found is None:
         raise IsolatedError(_crash(errors, status))
     outcome = loads(found)
@@ -123,7 +67,7 @@ def _run(
     work: Callable[..., Any],
     arguments: tuple[str, ...],
     timeout_s: float,
-    lifeline: Lifeline,
+    stop: Event,
     on_step: Callable[[float], None] | None,
 ) -> tuple[str | None, str, int]:
     code = (
@@ -134,16 +78,27 @@ def _run(
     command = [sys.executable, "-P", "-c", code, *arguments]
     environment = {**os.environ, "GGML_NO_BACKTRACE": "1"}  # the backtrace would start a debugger
     with tempfile.TemporaryFile() as errors:
-        process = lifeline.start(command, environment, errors)
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL if sys.platform == "win32" else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            env=environment,
+        )
         lines: Queue[str | None] = Queue()
         Thread(target=_read, args=(process.stdout, lines), daemon=True).start()
         try:
-            found = _answer_in(lines, timeout_s, on_step)
+            found = _answer_in(lines, timeout_s, stop, on_step)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_EXIT_S)
         finally:
             process.kill()
             status = process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
         errors.seek(0)
         return found, errors.read().decode(errors="replace"), status
 
@@ -156,12 +111,17 @@ def _read(stream: IO[str], lines: Queue[str | None]) -> None:
 
 
 def _answer_in(
-    lines: Queue[str | None], timeout_s: float, on_step: Callable[[float], None] | None
+    lines: Queue[str | None],
+    timeout_s: float,
+    stop: Event,
+    on_step: Callable[[float], None] | None,
 ) -> str | None:
-    """None ends the lines. Raises NoAnswerError."""
+    """None ends the lines. Raises NoAnswerError, and IsolatedError once `stop` is set."""
     end_s = time.monotonic() + timeout_s
     found = None
     while True:
+        if stop.is_set():
+            raise IsolatedError("it is not wanted any more")
         try:
             line = lines.get(timeout=min(_TICK_S, max(0.0, end_s - time.monotonic())))
         except Empty:

@@ -55,6 +55,8 @@ class ModelInfo(Protocol):
     sampling: RecommendedSampling
     named_templates: Mapping[str, str]  # those other than `chat_template`, by name
     special_tokens: SpecialTokens  # as passed to chat templates; "": none
+    # Hexadecimal; changes with `tokenizer_json`'s result. None: that is built fast.
+    tokenizer_digest: str | None
 
     @property
     def weight_types(self) -> frozenset[str]:
@@ -67,15 +69,6 @@ class ModelInfo(Protocol):
 def is_plain(source: ModelInfo) -> bool:
     """Return whether all runtimes and exporters take it: a Llama, readable as a whole."""
     return isinstance(source, TensorRows) and not source.config.features()
-
-
-@runtime_checkable
-class DigestedTokenizer(Protocol):
-    """A `ModelInfo` whose tokenizer is slow to build, so it is cached."""
-
-    @property
-    def tokenizer_digest(self) -> str | None:
-        """Hexadecimal; changes with `tokenizer_json`'s result. None: building is fast."""
 
 
 class Checkpoint(ModelInfo, TensorRows, Protocol):

@@ -2,18 +2,13 @@
 
 Threads of a pass wait for each other many times. If another process takes a core, all wait for that
 thread, at times a tenth of a second, and fewer threads are faster. When passes become slow, a few
-try fewer threads; more are tried once cores are idle, or now and then where that is unknown. The
-faster number stays.
+try fewer threads; more are tried now and then. The faster number stays.
 """
 
 from __future__ import annotations
 
-import os
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from pathlib import Path
 
 from edge_spec.core.spaced_retries import SpacedRetries
 
@@ -22,11 +17,8 @@ _BETTER = 0.85  # of the duration before, at most, for a trial to win
 _UNCOUNTED = 2  # first passes of a width, which bind buffers
 _WATCHED = 16  # passes that show whether the machine is busy
 _TRIED = 6  # passes of a trial, after an uncounted one
-_FIRST_REST, _LONGEST_REST = 64, 512  # passes between two trials
+_FIRST_REST, _LONGEST_REST = 64, 256  # passes between two trials
 _AGEING = 1.002  # of the usual duration with each pass, as the text grows
-_IDLE = 0.7  # of the additional cores, which must be idle
-_IDLE_S = 0.1  # to watch cores at least: the system counts in hundredths of a second
-_STAT, _IDLE_FIELD = Path("/proc/stat"), 4  # proc(5): its first line, split
 
 
 class ThreadGovernor:
@@ -39,11 +31,9 @@ class ThreadGovernor:
         num_threads: int,
         steps: int | None = None,
         is_ready: Callable[[int], bool] = lambda threads: True,
-        clock: Callable[[], float] = time.monotonic,
-        idle_time: Callable[[], float | None] | None = None,
     ) -> None:
         """steps: most steps down. is_ready: whether passes may use so many threads now; called
-        before each trial. idle_time: idle seconds of all cores together."""
+        before each trial."""
         self.threads = num_threads  # of the next pass
         self._ladder = _ladder(num_threads)[: None if steps is None else steps + 1]
         self._is_ready = is_ready
@@ -56,9 +46,6 @@ class ThreadGovernor:
         # Passes until the next trial: the first ones bind buffers.
         self._rests = SpacedRetries(_FIRST_REST, _LONGEST_REST, resting=_WATCHED)
         self._alike = 0  # passes since the last trial
-        self._clock = clock
-        self._idle_time = idle_time or count_idle_time
-        self._watched_from: tuple[float, float] | None = None  # clock and idle time
 
     def observe(self, rows: int, seconds: float) -> int:
         """Record a pass and return the threads of the next one."""
@@ -82,25 +69,10 @@ class ThreadGovernor:
 
     def _consider(self, is_slow: bool) -> None:
         """Try more threads now and then, or fewer when passes are slow. is_slow: the last one."""
-        if self._rung and self._alike % _WATCHED == 0 and self._has_room():
+        if self._rung and self._alike % _WATCHED == 0 and self._alike >= self._rests.length:
             self._try(self._rung - 1)
         elif is_slow and self._rung + 1 < len(self._ladder) and self._is_slow():
             self._try(self._rung + 1)
-
-    def _has_room(self) -> bool:
-        """Return whether more threads would find idle cores; where unknown, or cores stay busy
-        long, now and then."""
-        idle_s = self._idle_time()
-        if idle_s is None or self._alike >= _LONGEST_REST:
-            return self._alike >= self._rests.length
-        now = self._clock()
-        before, before_idle_s = self._watched_from or (now, idle_s)
-        if now - before < _IDLE_S:
-            self._watched_from = before, before_idle_s
-            return False
-        self._watched_from = now, idle_s
-        wanted = self._ladder[self._rung - 1] - self._ladder[self._rung]
-        return idle_s - before_idle_s > _IDLE * wanted * (now - before)
 
     def _is_slow(self) -> bool:
         passes = list(self._recent)
@@ -111,7 +83,6 @@ class ThreadGovernor:
         if not self._is_ready(self._ladder[rung]):
             return
         self._trial, self._tried_rung, self._alike = [], rung, 0
-        self._watched_from = None
         self.threads = self._ladder[rung]
 
     def _is_lost(self, tried: Sequence[tuple[int, float]]) -> bool:
@@ -135,14 +106,6 @@ class ThreadGovernor:
             seconds / self._usual[rows] for rows, seconds in passes if self._usual.get(rows, 0.0)
         ]
         return sum(ratios) / len(ratios) if ratios else 1.0
-
-
-def count_idle_time() -> float | None:
-    """Return idle seconds of all cores together since boot; None except on Linux."""
-    with suppress(OSError, ValueError, IndexError):
-        first = _STAT.read_text(encoding="ascii").partition("\n")[0]
-        return int(first.split()[_IDLE_FIELD]) / os.sysconf("SC_CLK_TCK")
-    return None
 
 
 def _ladder(num_threads: int) -> list[int]:

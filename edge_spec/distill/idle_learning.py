@@ -22,13 +22,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any, NamedTuple
 from uuid import uuid4
 
 import numpy as np
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.isolated import IsolatedError, Lifeline, isolated
+from edge_spec.core.isolated import IsolatedError, isolated
 from edge_spec.core.model import Progress
 from edge_spec.distill.answers import choose_scored
 from edge_spec.distill.features import Example, load_arrays, save_arrays, to_half
@@ -327,7 +328,7 @@ class Learner:
         may = self._is_taking and self._spent_s[_today()] < MOST_S_A_DAY
         return may and self._folder.has_work() and is_idle()
 
-    def _learn(self, lifeline: Lifeline) -> None:
+    def _learn(self, stop: Event) -> None:
         began_s = time.monotonic()
         given = {
             "folder": str(self._folder.path),
@@ -337,9 +338,9 @@ class Learner:
             "most_s": MOST_S_A_DAY - self._spent_s[_today()],
         }
         try:
-            isolated(learn_while_idle, json.dumps(given), timeout_s=_MOST_S, lifeline=lifeline)
+            isolated(learn_while_idle, json.dumps(given), timeout_s=_MOST_S, stop=stop)
         except IsolatedError as error:
-            if not lifeline.has_ended:
+            if not stop.is_set():
                 self._give_up(error)
             raise
         finally:
@@ -355,7 +356,7 @@ class Learner:
         placed, path = self._placed, self._folder.head
         try:
             if report is not None and report.pays:
-                threads = placed.options.threads
+                threads = placed.target.how.threads
                 head = open_trained_head(path, placed.source, placed.target, threads, keeps=False)
                 assert isinstance(head, MedusaNetwork)
                 self._head = head

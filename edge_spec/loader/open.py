@@ -2,9 +2,6 @@
 
 Preparing converts what no runtime reads directly, reads headers, and checks that all models fit.
 Weights follow, the target's last, so options and drafters refuse before that.
-
-A library that kills the process while it opens a model cannot be caught. A mark is left meanwhile;
-if the next start finds one of a dead process, it first opens the model in a separate process.
 """
 
 from __future__ import annotations
@@ -12,11 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack
 from contextvars import copy_context
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -25,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.isolated import IsolatedError, isolated
 from edge_spec.core.model import HasWays, Model, Progress
 from edge_spec.drafters import factory
 from edge_spec.drafters.factory import DrafterContext
@@ -40,19 +34,17 @@ from edge_spec.errors import (
     DeviceError,
     EdgeSpecError,
     MissingDependencyError,
-    ModelFileError,
     UnsupportedModelError,
     UsageError,
 )
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle
-from edge_spec.models.devices import free_bytes, processor
+from edge_spec.models.devices import free_bytes
 from edge_spec.models.draft_choice import cheapest
 from edge_spec.models.memory import forecast, require_fit, require_room_to_convert
 from edge_spec.models.model_plan import ModelPlan, PreparedModel
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
-from edge_spec.placement.candidates import candidate_of, described
 from edge_spec.placement.layer_selection import ChosenPart, saved_parts
 from edge_spec.scheduler.adaptive import stage_of
 from edge_spec.scheduler.batch_invariance import widths_for
@@ -82,7 +74,6 @@ from edge_spec.text.vocabulary import require_same_vocabulary, same_vocabulary
 if TYPE_CHECKING:
     from edge_spec.drafters.draft.draft_model import Draft
 
-_TRIAL_S = 300.0  # to open a model in
 # Largest file to open concurrently: a refusal meanwhile waits about a second.
 _MOST_BYTES = 2_500_000_000
 _ROOM = 2  # times such a file must be free, as nothing is closed first
@@ -104,7 +95,6 @@ class PreparedEngine:
     plan: EnginePlan
     target: PreparedModel
     drafts: tuple[PreparedModel, ...]  # one for each of the plan's drafts
-    identity: str  # of the target's files when its runtime was chosen
 
     @property
     def options(self) -> LoadOptions:
@@ -128,7 +118,6 @@ def prepare_engine(
     a valid chat template. makes_room: as in `require_fit`. Raises an EdgeSpecError:
     DeviceMemoryError if memory is short, UsageError if a draft's draft has other tokens."""
     options, progress = plan.options, plan.source.progress
-    identity = plan.source.identity
     target = plan.target.prepare(
         progress, before_conversion=partial(_require_worth_converting, needs_chat, options.head)
     )
@@ -137,11 +126,11 @@ def prepare_engine(
         made = target.make_text
         target = replace(target, make_text=lambda: replace(made(), parse_special=True))
     drafts = tuple(_prepared_drafts(target, plan.drafts, progress))
-    require_fit(target, drafts, options, makes_room)
-    memory = forecast(target, drafts, options) if drafts else None
+    require_fit(target, drafts, makes_room)
+    memory = forecast(target, drafts) if drafts else None
     if memory is not None:
         progress(f"Loading {memory}", 0.0)
-    return PreparedEngine(plan, target, drafts, identity)
+    return PreparedEngine(plan, target, drafts)
 
 
 def _translating(target: PreparedModel, options: LoadOptions) -> PreparedModel:
@@ -234,90 +223,18 @@ def begin_opening(prepared: PreparedEngine, opened: ExitStack) -> Callable[[], M
 
 def _opens_beside(prepared: PreparedEngine) -> bool:
     runtime = prepared.target.runtime
-    if not runtime.opens_beside or _is_left(_mark(prepared)):
+    if not runtime.opens_beside:
         return False
     free, size = free_bytes(), prepared.target.source.path.stat().st_size
     return size <= _MOST_BYTES and (free is None or free >= _ROOM * size)
 
 
 def open_target(prepared: PreparedEngine) -> Model:
-    """Open the target. Raises ModelFileError for a file that changed since its runtime was chosen,
-    TargetRefusedError if another runtime may work."""
-    _require_unchanged(prepared)
+    """Open the target. Raises TargetRefusedError if another runtime may work."""
     try:
-        _try_apart(prepared)
-        with _marked(_mark(prepared)):
-            model = prepared.target.open(prepared.options.runtime_options)
+        return prepared.target.open()
     except (DeviceError, UnsupportedModelError, MissingDependencyError) as error:
         raise TargetRefusedError(error) from error
-    try:
-        _require_unchanged(prepared)
-    except BaseException:
-        model.close()
-        raise
-    return model
-
-
-def _require_unchanged(prepared: PreparedEngine) -> None:
-    source = prepared.source
-    if source.path.is_file() and source.identity != prepared.identity:
-        raise ModelFileError(
-            f"{source.path} has changed while it was opened",
-            remedy="Start again once it is written.",
-        )
-
-
-def _mark(prepared: PreparedEngine) -> Path:
-    name = f"{prepared.target.runtime.name}-{prepared.identity}"
-    return cache_directory() / "opening" / name
-
-
-@contextmanager
-def _marked(mark: Path) -> Iterator[None]:
-    """Mark the process during the block; failing to write the mark does no harm."""
-    with suppress(OSError):
-        mark.parent.mkdir(parents=True, exist_ok=True)
-        mark.write_text(str(os.getpid()), encoding="ascii")
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            mark.unlink()
-
-
-def _try_apart(prepared: PreparedEngine) -> None:
-    """Raises DeviceError if opening the model kills the process."""
-    if not _is_left(_mark(prepared)):
-        return
-    runtime = prepared.target.runtime.name
-    place = described(prepared.source.model, processor(runtime), prepared.options.runtime_options)
-    try:
-        isolated(open_described, place, timeout_s=_TRIAL_S)
-    except IsolatedError as error:
-        raise DeviceError(
-            f"{runtime} does not survive opening {prepared.source.name}: {error}",
-            remedy="Use another runtime, or another version of its library.",
-        ) from None
-
-
-def _is_left(mark: Path) -> bool:
-    """Return whether the mark's process is dead; never on Windows, where probing a process may end
-    it."""
-    if sys.platform == "win32":
-        return False
-    try:
-        os.kill(int(mark.read_text(encoding="ascii")), 0)
-    except (ProcessLookupError, ValueError):
-        return True
-    except OSError:  # no mark, or another user's process
-        return False
-    return False
-
-
-def open_described(place: str) -> None:
-    """Open a model in the other process."""
-    candidate = candidate_of(place)
-    candidate.prepared.open(candidate.options).close()
 
 
 @dataclass(frozen=True)
@@ -339,7 +256,7 @@ def open_models(
     """Open all models and drafters, which `opened` closes. Raises an EdgeSpecError,
     TargetRefusedError if another runtime may run the target."""
     options, target = prepared.options, prepared.target
-    key = profile_key(prepared.source, target, options.runtime_options)
+    key = profile_key(prepared.source, target, target.how)
     profile = load_profile(key)
     drafts: list[Draft] = []
     for draft in _open_drafts(prepared):
@@ -361,7 +278,7 @@ def _open_drafts(prepared: PreparedEngine) -> Iterator[Draft]:
     from edge_spec.drafters.draft.cross_tokenizer import CrossTokenizerDrafter
     from edge_spec.drafters.draft.draft_model import Draft
 
-    options, above = prepared.options, prepared.target
+    above = prepared.target
     for plan, draft in zip(prepared.plan.drafts, prepared.drafts, strict=True):
         translated: Callable[[Drafter], Drafter] | None = None
         vocab_size = above.config.vocab_size
@@ -370,12 +287,12 @@ def _open_drafts(prepared: PreparedEngine) -> Iterator[Draft]:
             codecs = above.text.tokenizer, draft.text.tokenizer
             translated = partial(CrossTokenizerDrafter, target=codecs[0], draft=codecs[1])
             vocab_size = draft.config.vocab_size
-        model = draft.open(options.draft_runtime_options)
-        key = profile_key(plan.source, draft, options.draft_runtime_options)
+        model = draft.open()
+        key = profile_key(plan.source, draft, draft.how)
         costs = _costs(model, key, load_profile(key))
         level = partial(stage_of, model, costs)
         step_s = costs.at(1) if costs.is_scaled else 0.0  # else its first draft tokens show it
-        anticipates = options.anticipates and above is prepared.target and translated is None
+        anticipates = prepared.plan.anticipates and above is prepared.target and translated is None
         yield Draft(model, vocab_size, step_s, level, translated, anticipates, key.digest)
         above = draft
 
@@ -402,7 +319,7 @@ def _drafter_context(prepared: PreparedEngine, drafts: Sequence[Draft]) -> Draft
     if options.head is not None:
         from edge_spec.loader.head import open_trained_head
 
-        head = open_trained_head(options.head, source, target, options.threads)
+        head = open_trained_head(options.head, source, target, target.how.threads)
     return DrafterContext(
         vocab_size=target.config.vocab_size,
         tokens=tokenizer.vocabulary,
@@ -455,14 +372,14 @@ def compose_engine(
     target, options = prepared.target, prepared.options
     rows = rows_key(key, model.config)
     found = settle_rows(model, rows, widths_for(options.most_rows), options.lossless_mode)
-    lossless = keep_promise(options.lossless_mode, found, replays=not options.anticipates)
+    lossless = keep_promise(options.lossless_mode, found, replays=not prepared.plan.anticipates)
     factory = SpeculationFactory(
         models.context,
         model.capabilities,
         found,
         lossless=lossless,
-        overlap=options.drafts_elsewhere,
-        draft_overlap=options.overlap,
+        overlap=prepared.plan.drafts_elsewhere,
+        draft_overlap=prepared.plan.overlap,
         costs=models.costs,
     )
     speculation = factory.compose(models.drafters)

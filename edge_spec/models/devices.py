@@ -6,15 +6,17 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
+from itertools import product
 from pathlib import Path
+from threading import Event
 from typing import Any, Protocol, runtime_checkable
 
 from edge_spec.core import entry_points
-from edge_spec.core.isolated import IsolatedError, Lifeline, isolated
+from edge_spec.core.isolated import IsolatedError, isolated
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import MissingDependencyError, UsageError
 from edge_spec.models import runtimes
@@ -156,6 +158,24 @@ class DeviceListing(Protocol):
         irrelevant `options`. Raises MissingDependencyError."""
 
 
+_NPUS = ("npu", "qnn", "ane")  # a machine has at most one
+
+
+def share_chip(one: Iterable[str], other: Iterable[str]) -> bool:
+    """Return whether models on these devices share a chip. "gpu" may be any GPU; otherwise each
+    interface numbers GPUs its own way, so two interfaces count as two chips."""
+    pairs = product(map(_chip, one), map(_chip, other))
+    return any(a == b or (GPU in (a[0], b[0]) and not {a[0], b[0]} & {CPU, NPU}) for a, b in pairs)
+
+
+def _chip(name: str) -> tuple[str, int]:
+    """Return kind and number: "cpu", "npu", "gpu", or a GPU's interface, such as "cuda"."""
+    name = name.lower()
+    base = name.rstrip("0123456789")
+    kind = base.removesuffix(":")
+    return (NPU, 0) if kind in _NPUS else (kind, int(name[len(base) :] or 0))
+
+
 def processor(runtime: str) -> Device:
     """The CPU, for a runtime whose library does not describe it."""
     return Device(runtime, "cpu", CPU, "the processor", total_bytes(), free_bytes())
@@ -165,16 +185,18 @@ def list_devices(rpc_servers: Sequence[str] = ()) -> list[Device]:
     """List all runtimes' devices, by name of the runtime, including missing libraries. Each is
     asked in a separate process, so a driver that crashes or hangs is an entry with a fault."""
     runtimes = entry_points.names("runtimes")
+    stop = Event()
     # Closed in this order: an interrupt does not wait for the processes.
-    with ThreadPoolExecutor() as pool, Lifeline() as lifeline:
-        found = pool.map(lambda runtime: _listed(runtime, rpc_servers, lifeline), runtimes)
+    with ThreadPoolExecutor() as pool, ExitStack() as closed:
+        closed.callback(stop.set)
+        found = pool.map(lambda runtime: _listed(runtime, rpc_servers, stop), runtimes)
         return [device for devices in found for device in devices]
 
 
-def _listed(runtime: str, rpc_servers: Sequence[str], lifeline: Lifeline) -> list[Device]:
+def _listed(runtime: str, rpc_servers: Sequence[str], stop: Event) -> list[Device]:
     timeout_s = _TIMEOUT_S + _SERVER_TIMEOUT_S * len(rpc_servers)
     try:
-        found = isolated(devices_of, runtime, *rpc_servers, timeout_s=timeout_s, lifeline=lifeline)
+        found = isolated(devices_of, runtime, *rpc_servers, timeout_s=timeout_s, stop=stop)
     except IsolatedError as error:
         return [Device(runtime, None, None, "", fault=str(error))]
     return [Device(**device) for device in found]

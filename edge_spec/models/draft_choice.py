@@ -12,7 +12,6 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -236,9 +235,8 @@ def _in_four_bits(
             exporter.requantize(info.path, unfinished, "Q4_0", progress)
         remove_oldest(kept.parent.glob("*.gguf"), _MOST_BYTES, kept)
 
-    waiting = partial(progress, "Waiting for another process that makes a copy", 0.0)
     try:
-        make_once(kept, lambda: kept if kept.is_file() else None, make, waiting)
+        make_once(kept, lambda: kept if kept.is_file() else None, make)
         with suppress(OSError):
             kept.touch()  # evicted last
         copied = runtimes.open_model_info(kept)

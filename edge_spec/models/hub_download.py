@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import io
 import logging
-import math
 import os
 import re
 import shutil
@@ -360,10 +359,9 @@ class _Download:
         """Fetch the file unless another process did. say: receives the bytes so far. Raises
         DownloadError."""
         self.blob.parent.mkdir(parents=True, exist_ok=True)
-        waits = partial(_log.warning, "waiting for another process that fetches %s", self.reference)
         # huggingface_hub's lock; without one, the hash detects concurrent writes.
         lock = _folder(self.reference).parent / ".locks" / _folder(self.reference).name
-        with locked(lock / self.file.digest, math.inf, waits):
+        with locked(lock / self.file.digest):
             if self.is_here():
                 return
             if not self.num_arrived():

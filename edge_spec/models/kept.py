@@ -4,7 +4,6 @@ key."""
 from __future__ import annotations
 
 import logging
-import math
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -40,21 +39,19 @@ class KeptDirectory:
     """A directory that is made once.
 
     key: all, as JSON, that its files depend on and its name does not show. A damaged directory, or
-    one with another key, such as an older driver's, is removed. begins, waits: called before making
-    it, and before waiting for another process.
+    one with another key, such as an older driver's, is removed. begins: called before making it.
     """
 
     path: Path
     key: Mapping[str, Any] = field(default_factory=dict)
     begins: Callable[[], None] = lambda: None
-    waits: Callable[[], None] = lambda: None
 
     def get(self, fill: Callable[[Path], None]) -> Path:
         """Return the directory, filled by `fill` now or before, in one process at a time. Raises
         StorageError, and what `fill` raises; nothing is kept then."""
         if self.path.is_dir() and self._problem() is None:
             return self.path  # also where locking is impossible
-        with locked(self.path, math.inf, self.waits):
+        with locked(self.path):
             is_there = self.path.is_dir()
             problem = self._problem() if is_there else None
             if problem is not None:
@@ -92,5 +89,4 @@ def compiled_bundle(bundle: Bundle, device: str, key: Mapping[str, Any]) -> Kept
         cache_directory() / "compiled" / f"{digest[:16]}-{device}",
         {**key, "bundle": digest},
         partial(_log.warning, "compiling %s for %s (once)", bundle.path, device),
-        partial(_log.warning, "waiting for another process that compiles %s", bundle.path),
     )

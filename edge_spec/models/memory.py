@@ -25,7 +25,6 @@ from edge_spec.models.devices import (
     total_bytes,
 )
 from edge_spec.models.model_plan import PreparedModel
-from edge_spec.models.options import LoadOptions
 
 SWITCH = "EDGE_SPEC_MEMORY"  # environment variable; "ignore" opens models that do not fit
 MAIN = ""  # label of main memory
@@ -155,17 +154,15 @@ def _of(free: int | None) -> str:
 def forecast(
     target: PreparedModel,
     drafts: Sequence[PreparedModel],
-    options: LoadOptions,
     num_tokens: int | None = None,
 ) -> Forecast | None:
     """Forecast the models' memory, loading nothing; None if a runtime cannot. num_tokens: of text;
     None: the target's whole context, which drafts follow whatever their own."""
-    limit = target.config.context_length
     if num_tokens is None:
-        num_tokens = min(limit, options.context_length or limit)
+        num_tokens = _counted_tokens(target, target.config.context_length)
     models, listed = list[ModelMemory](), list[Device]()
     for prepared in (target, *drafts):
-        runtime, how = prepared.runtime, _how(options, len(models))
+        runtime, how = prepared.runtime, prepared.how
         if not isinstance(runtime, Sizing):
             return None
         memory = runtime.memory(prepared.source, how, num_tokens)
@@ -176,14 +173,9 @@ def forecast(
     return Forecast(tuple(models), free_bytes(), by_label(listed))
 
 
-def _how(options: LoadOptions, i: int) -> RuntimeOptions:
-    return options.draft_runtime_options if i else options.runtime_options
-
-
 def require_fit(
     target: PreparedModel,
     drafts: Sequence[PreparedModel],
-    options: LoadOptions,
     makes_room: bool = False,
 ) -> None:
     """Refuse models that do not fit. Raises DeviceMemoryError with the longest context that fits.
@@ -195,20 +187,21 @@ def require_fit(
     """
 
     def forecast_with(context: int) -> Forecast | None:
-        return forecast(target, drafts, replace(options, context_length=context), context)
+        asked = [_with_context(each, context) for each in (target, *drafts)]
+        return forecast(asked[0], asked[1:], context)
 
     def short(of: Forecast | None) -> str | None:
         if of is None:
             return None
         there = room(None, of.devices, makes_room)
         on_devices = shortage(of.needs, there, "" if makes_room else " free")
-        limit = total_bytes() if _is_counted(of, options) else None
+        limit = total_bytes() if _are_counted(of, (target, *drafts)) else None
         if on_devices is None and limit is not None and of.needed > limit:
             return f"{format_bytes(of.needed)}, and there are {format_bytes(limit)}"
         return on_devices
 
-    num_tokens = _counted_tokens(target, options)
-    found = None if _is_ignored() else forecast(target, drafts, options, num_tokens)
+    num_tokens = _counted_tokens(target)
+    found = None if _is_ignored() else forecast(target, drafts, num_tokens)
     is_short = short(found)
     if found is None or is_short is None:
         return
@@ -218,7 +211,7 @@ def require_fit(
     if len(found.needs) > 1:
         helps += ["another --device", "fewer --gpu-layers where the runtime has them"]
     known = declared_options(AskedOptions)["kv_type"].runtimes
-    if target.runtime.name in known and options.kv_type is None:
+    if target.runtime.name in known and target.how.kv_type is None:
         helps.append("--kv-type q8_0")
     helps += ["--draft none"] if drafts else []
     helps.append("a smaller quantization or model")
@@ -228,14 +221,12 @@ def require_fit(
     )
 
 
-def forecast_here(
-    target: PreparedModel, drafts: Sequence[PreparedModel], options: LoadOptions
-) -> Forecast | None:
+def forecast_here(target: PreparedModel, drafts: Sequence[PreparedModel]) -> Forecast | None:
     """Return the needs as `require_fit` counts them; None if it checks nothing."""
     if total_bytes() is None or _is_ignored():
         return None
-    found = forecast(target, drafts, options, _counted_tokens(target, options))
-    return found if found is not None and _is_counted(found, options) else None
+    found = forecast(target, drafts, _counted_tokens(target))
+    return found if found is not None and _are_counted(found, (target, *drafts)) else None
 
 
 def fit_together(forecasts: Sequence[Forecast]) -> bool:
@@ -250,17 +241,20 @@ def fits_free_memory(found: Forecast) -> bool:
     return replace(found, free=free_bytes()).fits
 
 
-def _counted_tokens(target: PreparedModel, options: LoadOptions) -> int:
-    return min(target.config.context_length, options.context_length or PLANNED_TOKENS)
+def _counted_tokens(target: PreparedModel, unasked: int = PLANNED_TOKENS) -> int:
+    return min(target.config.context_length, target.how.context_length or unasked)
 
 
-def _is_counted(found: Forecast, options: LoadOptions) -> bool:
+def _with_context(model: PreparedModel, context: int) -> PreparedModel:
+    return replace(model, how=replace(model.how, context_length=context))
+
+
+def _are_counted(found: Forecast, models: Sequence[PreparedModel]) -> bool:
     """Return whether all weights not placed on devices are in main memory."""
-    wanted = [_how(options, i) for i in range(len(found.models))]
     return all(
         each.memory.on_devices
         or not ({*map(str.lower, how.providers)} - {CPU} or how.gpu_layers or how.rpc_servers)
-        for each, how in zip(found.models, wanted, strict=True)
+        for each, how in zip(found.models, (model.how for model in models), strict=True)
     )
 
 

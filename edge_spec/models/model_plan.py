@@ -54,6 +54,7 @@ class PreparedModel:
     source: Any  # input of the runtime's `open`
     config: ModelConfig
     make_text: Callable[[], ChatFormat]
+    how: RuntimeOptions = _NOTHING
     as_it_is: bool = False  # the very file that was named
     scored_tokens: ScoredTokens | None = None  # for a draft that need not score all
 
@@ -75,16 +76,16 @@ class PreparedModel:
     def vocabulary(self) -> Mapping[str, int]:
         return self.text.tokenizer.vocabulary()
 
-    def open(self, options: RuntimeOptions) -> Model:
-        options = replace(options, scored_tokens=self.scored_tokens)
-        return self.runtime.open(self.source, options)
+    def open(self) -> Model:
+        how = replace(self.how, scored_tokens=self.scored_tokens)
+        return self.runtime.open(self.source, how)
 
 
 @dataclass(frozen=True)
 class ModelPlan:
     """One way to run a model. export: how to convert it. is_only: no other runtime is considered,
     since this one was named or is the format's only one. why: reason of the choice, "" if there was
-    none. refusals: of runtimes tried before. is_screened: the runtime accepted the header."""
+    none. refusals: of runtimes tried before."""
 
     source: Source
     name: str  # of the runtime
@@ -93,7 +94,6 @@ class ModelPlan:
     is_only: bool = False
     why: str = ""
     refusals: tuple[Refusal, ...] = ()
-    is_screened: bool = False
 
     @cached_property
     def runtime(self) -> Runtime:
@@ -156,16 +156,13 @@ class ModelPlan:
         if self.how.providers:
             self.runtime.require_devices(self.how.providers)
 
-    def screened(self) -> ModelPlan:
+    def screen(self) -> None:
         """Check headers. Raises UnsupportedModelError, MissingDependencyError if the runtime cannot
         run the model, ModelFileError for damage."""
         if self.runtime.reads == "gguf" and self.own is not None:
-            info = self.source.header
-            self.runtime.require_runnable(info)
-            return replace(self, is_screened=True)
-        if not self.is_there:
+            self.runtime.require_runnable(self.source.header)
+        elif not self.is_there:
             self.require_convertible()
-        return self
 
     def require_convertible(self) -> None:
         """Raise what a conversion would, as far as headers show."""
@@ -221,8 +218,7 @@ class ModelPlan:
                 remedy="Choose another --runtime, or give the model that the bundle was made from.",
             )
         info = self.source.header if path == self.own else runtimes.open_model_info(path)
-        if not self.is_screened:
-            self.runtime.require_runnable(info)
+        self.runtime.require_runnable(info)
         return info
 
     def _converted(
@@ -249,8 +245,7 @@ class ModelPlan:
                 with atomic_file(_digest_file(kept)) as file:
                     file.write_text(sha256_file(kept), encoding="ascii")
 
-        waiting = partial(progress, "Waiting for another process that converts the model", 0.0)
-        found = make_once(kept, find, convert, waiting)
+        found = make_once(kept, find, convert)
         if found is None:
             raise ModelFileError(
                 f"{kept} is damaged as soon as it is written", remedy="Check the disk it is on."
@@ -264,7 +259,8 @@ class ModelPlan:
         else:
             make_text = partial(text_of_info, found, self.runtime, keeps)
             is_own = self.own is not None
-        return PreparedModel(self.source.name, self.runtime, found, found.config, make_text, is_own)
+        name, config = self.source.name, found.config
+        return PreparedModel(name, self.runtime, found, config, make_text, self.how, is_own)
 
     def __str__(self) -> str:
         refused = "; ".join(
@@ -301,11 +297,12 @@ def choose(
         if plan.is_only:
             return plan, []
         try:
-            chosen = plan.screened()
+            plan.screen()
         except (UnsupportedModelError, MissingDependencyError) as error:
             found.append(Refusal(plan.name, error))
         else:
-            return replace(chosen, refusals=tuple(found)), list(plans[i + 1 :])
+            chosen = replace(plan, refusals=tuple(found)) if found else plan
+            return chosen, list(plans[i + 1 :])
     raise _refused(plans[0].source, found)
 
 

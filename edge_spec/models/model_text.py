@@ -1,8 +1,8 @@
 """Build a model's tokenizer, chat template and end tokens.
 
 Tokenizers built from metadata are cached, because one of 262,144 tokens takes seconds. They are
-named by a digest of their input (`DigestedTokenizer`), so another model's, version's or library's
-is never used.
+named by a digest of their input (`ModelInfo.tokenizer_digest`), so another model's, version's or
+library's is never used.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Runtime
-from edge_spec.core.model_info import DigestedTokenizer, ModelInfo
+from edge_spec.core.model_info import ModelInfo
 from edge_spec.core.recommended_sampling import recommended_sampling
 from edge_spec.core.text_codec import TextCodec
 from edge_spec.errors import ModelFileError, UnsupportedModelError
@@ -96,7 +96,7 @@ def text_with(tokenizer: TextCodec, published: Any, vocab_size: int, **own: Any)
 def kept_tokenizer_json(published: ModelInfo) -> str:
     """Return `published.tokenizer_json()` through the cache. Raises as that does; an unwritable
     cache costs only time."""
-    digest = published.tokenizer_digest if isinstance(published, DigestedTokenizer) else None
+    digest = published.tokenizer_digest
     if digest is None:
         return published.tokenizer_json()
     folder = cache_directory() / "tokenizers" / digest

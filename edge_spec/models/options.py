@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 
 from edge_spec.core.endpoint import Endpoint
@@ -24,10 +23,6 @@ from edge_spec.drafters.protocol import Cost
 from edge_spec.errors import UsageError
 from edge_spec.models.asked_options import AskedOptions, declared_options
 from edge_spec.storage.atomic import cache_directory, expanded
-
-_NPUS = ("npu", "qnn", "ane")  # a machine has at most one
-_ALL_GPUS = "gpu"  # in llama.cpp all devices but processors; in others the first one
-_NO_GPUS = {"cpu", "npu"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,18 +76,8 @@ class LoadOptions(AskedOptions):
             ) from None
 
     @property
-    def drafts_elsewhere(self) -> bool:
-        """Return whether, by their names, drafts use a device that the target does not."""
-        targets = set(self.providers) or {"gpu" if self.num_gpu_layers or self.rpc else "cpu"}
-        return bool(self.drafts) and not _share_chip(targets, self.draft_providers or ("cpu",))
-
-    @property
     def overlap(self) -> DraftOverlap:
-        """Return whether the first draft continues during verification; AUTO: if it pays."""
-        overlap = parse_mode(DraftOverlap, self.draft_overlap, "--draft-overlap")
-        if overlap is DraftOverlap.AUTO and not self.drafts_elsewhere:
-            return DraftOverlap.OFF
-        return overlap
+        return parse_mode(DraftOverlap, self.draft_overlap, "--draft-overlap")
 
     @property
     def lossless_mode(self) -> LosslessMode:
@@ -115,10 +100,6 @@ class LoadOptions(AskedOptions):
             DEFAULT_DRAFT_TOKENS if self.draft_n_max is None else self.draft_n_max,
             window.num_rows - 1 if window else 0,
         )
-
-    @property
-    def anticipates(self) -> bool:
-        return self.overlap is not DraftOverlap.OFF
 
     @property
     def takes_turns(self) -> bool:
@@ -243,20 +224,3 @@ def _draft_problems(options: LoadOptions) -> Iterator[_Problem]:
             raise missing_draft(name)
         if traits.head and options.head is None:
             raise missing_head(name)
-
-
-def _share_chip(one: Iterable[str], other: Iterable[str]) -> bool:
-    """Return whether models on these devices share a chip. Each interface numbers GPUs its own way,
-    so two interfaces count as two chips."""
-    pairs = product(map(_chip, one), map(_chip, other))
-    return any(
-        a == b or (_ALL_GPUS in (a[0], b[0]) and not {a[0], b[0]} & _NO_GPUS) for a, b in pairs
-    )
-
-
-def _chip(name: str) -> tuple[str, int]:
-    """Return kind and number: "cpu", "npu", "gpu", or a GPU's interface, such as "cuda"."""
-    name = name.lower()
-    base = name.rstrip("0123456789")
-    kind = base.removesuffix(":")
-    return ("npu", 0) if kind in _NPUS else (kind, int(name[len(base) :] or 0))

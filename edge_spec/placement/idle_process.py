@@ -10,9 +10,9 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from threading import Condition, Thread
+from threading import Condition, Event, Thread
 
-from edge_spec.core.isolated import IsolatedError, Lifeline
+from edge_spec.core.isolated import IsolatedError
 from edge_spec.scheduler.machine import busy_share, on_battery
 
 LOWEST = 19  # of nice(2)
@@ -23,11 +23,11 @@ _log = logging.getLogger(__name__)
 
 class IdleProcess:
     """Calls `work` in a thread whenever no answer was written for `quiet_s` seconds, until it
-    fails. work: takes a Lifeline, which ends its process when an answer begins; raises
+    fails. work: takes an event that is set when an answer begins, and ends then; raises
     IsolatedError if it fails or is ended. may_begin: called before each start."""
 
     def __init__(
-        self, work: Callable[[Lifeline], object], may_begin: Callable[[], bool], quiet_s: float
+        self, work: Callable[[Event], object], may_begin: Callable[[], bool], quiet_s: float
     ) -> None:
         self._work = work
         self._may_begin = may_begin
@@ -36,7 +36,7 @@ class IdleProcess:
         self._num_answers = 0  # being written
         self._has_answered = False
         self._closed = False
-        self._lifeline: Lifeline | None = None
+        self._stop = Event()
         self._thread = Thread(target=self.run, name="edge-spec-idle", daemon=True)
 
     def start(self) -> None:
@@ -44,7 +44,7 @@ class IdleProcess:
         self._thread.start()
 
     def pause(self) -> None:
-        """Note that an answer begins; return when no work is running."""
+        """Note that an answer begins, which ends the work."""
         with self._changed:
             self._num_answers += 1
             self._end()
@@ -72,18 +72,16 @@ class IdleProcess:
             with self._changed:
                 if self._closed or self._num_answers:
                     continue
-                lifeline = self._lifeline = Lifeline()
-            with lifeline:
-                try:
-                    self._work(lifeline)
-                except IsolatedError as error:
-                    if not lifeline.has_ended:  # if an answer ended it, it is called again
-                        _log.info("what was to be done while idle was not: %s", error)
-                        return
+                stop = self._stop = Event()
+            try:
+                self._work(stop)
+            except IsolatedError as error:
+                if not stop.is_set():  # if an answer ended it, it is called again
+                    _log.info("what was to be done while idle was not: %s", error)
+                    return
 
     def _end(self) -> None:
-        if self._lifeline is not None:
-            self._lifeline.end()
+        self._stop.set()
         self._changed.notify_all()
 
     def _wait_until_quiet(self) -> bool:

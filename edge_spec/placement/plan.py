@@ -43,6 +43,11 @@ class Placement:
     loss: float | None = None
 
     @property
+    def duration_s(self) -> float | None:
+        """Return the step that places are compared by."""
+        return self.step_s if self.draft is None else self.pair_step_s
+
+    @property
     def plain_s(self) -> float:
         """Return the duration of plain decoding for a pair's step if all its draft tokens are
         right."""
@@ -86,14 +91,14 @@ def make_plan(
         raise _nowhere(source, surveyor, bool(targets))
     placed = {each.candidate.place: each for each in targets}
     places = rank_places([_alone(surveyor, each) for each in targets], surveyor.free)
-    pairs: list[Placement] = []
+    pairs: tuple[Placement, ...] = ()
     if draft is not None:
         drafts = surveyor.survey(draft, LoadOptions(draft=(draft.model,)), "draft: ")
         if not any(each.profile for each in drafts):
             why = "does not fit" if drafts else "runs nowhere here"
             surveyor.note(f"draft: {draft.name} {why}")
         best = placed[places[0].target]
-        pairs = rank_pairs([_paired(surveyor, best, each) for each in drafts], surveyor.free)
+        pairs = rank_places([_paired(surveyor, best, each) for each in drafts], surveyor.free)
     return Plan(
         model=readable(source.model),
         draft=draft.model if draft else None,
@@ -147,55 +152,39 @@ def pair_step_s(target: Profile | None, draft: Profile | None) -> float | None:
 
 
 def rank_places(placements: Sequence[Placement], free: Bytes) -> tuple[Placement, ...]:
-    """Sort places by plain step, first those that fit and whose weights lose little; say why others
-    are not first."""
+    """Sort the places of a model, or of its draft beside it, by their step, first those that fit
+    and whose weights lose little; say why others are not first, and which drafts cannot pay."""
     least = min((each.loss for each in placements if each.loss is not None), default=0.0)
 
     def order(each: Placement) -> tuple[bool, bool, float]:
         loses = (each.loss or 0.0) - least > _MOST_LOSS
-        return each.shortage(free) is not None, loses, each.step_s or math.inf
+        return each.shortage(free) is not None, loses, each.duration_s or math.inf
 
-    best, *others = sorted(placements, key=order)
+    ranked = sorted(placements, key=order)
 
     def reason(each: Placement) -> str:
+        best, is_pair = ranked[0], each.draft is not None
+        if each is best and not is_pair:
+            return ""
         if (lacking := each.shortage(free)) is not None:
             return f"does not fit: {lacking}"
-        if each.step_s is None or best.step_s is None:
-            return f"does not fit: {format_bytes(each.memory_bytes or 0)} are too much"
-        if (each.loss or 0.0) - least > _MOST_LOSS and (best.loss or 0.0) < (each.loss or 0.0):
-            return f"its weights lose {math.expm1(each.loss or 0.0):.1%} of perplexity"
-        return _slower(each.step_s, best.step_s, "a step")
-
-    return replace(best, reason=""), *(replace(each, reason=reason(each)) for each in others)
-
-
-def rank_pairs(pairs: Sequence[Placement], free: Bytes) -> list[Placement]:
-    """Sort pairs at one place of the target by their step, fitting ones first."""
-
-    def order(each: Placement) -> tuple[bool, float]:
-        return each.shortage(free) is not None, each.pair_step_s or math.inf
-
-    ranked = sorted(pairs, key=order)
-
-    def reason(each: Placement) -> str:
-        lacking, best_s = each.shortage(free), ranked[0].pair_step_s
-        if lacking is not None or each.pair_step_s is None or best_s is None:
-            return f"does not fit: {lacking or 'one of the two is too large'}"
-        if not each.can_pay:
+        if each.duration_s is None or best.duration_s is None:
+            too_much = f"{format_bytes(each.memory_bytes or 0)} are too much"
+            return f"does not fit: {'one of the two is too large' if is_pair else too_much}"
+        if is_pair and not each.can_pay:
             return (
-                f"it cannot pay: {USUAL_DRAFT_TOKENS + 1} tokens take {_ms(each.pair_step_s)} ms "
+                f"it cannot pay: {USUAL_DRAFT_TOKENS + 1} tokens take {_ms(each.duration_s)} ms "
                 f"if all draft tokens are right, and {_ms(each.plain_s)} without a draft"
             )
-        if each is ranked[0]:
+        if (each.loss or 0.0) - least > _MOST_LOSS and (best.loss or 0.0) < (each.loss or 0.0):
+            return f"its weights lose {math.expm1(each.loss or 0.0):.1%} of perplexity"
+        if each is best:
             return ""
-        return _slower(each.pair_step_s, best_s, f"a step with {USUAL_DRAFT_TOKENS} draft tokens")
+        slower = f"{1 - best.duration_s / each.duration_s:.0%} slower"
+        what = f"a step with {USUAL_DRAFT_TOKENS} draft tokens" if is_pair else "a step"
+        return f"{slower}: {what} takes {_ms(each.duration_s)} ms, not {_ms(best.duration_s)}"
 
-    return [replace(each, reason=reason(each)) for each in ranked]
-
-
-def _slower(seconds: float, best_s: float, what: str) -> str:
-    slower = f"{1 - best_s / seconds:.0%} slower"
-    return f"{slower}: {what} takes {_ms(seconds)} ms, not {_ms(best_s)}"
+    return tuple(replace(each, reason=reason(each)) for each in ranked)
 
 
 def _ms(seconds: float) -> str:

@@ -63,7 +63,7 @@ def measure_place(
 ) -> Profile:
     """Measure a place, and keep its profile and findings on rows. max_s: for its passes. texts:
     must match."""
-    with closing(place.prepared.open(place.options)) as model:
+    with closing(place.prepared.open()) as model:
         require_right(model, texts)
         key = rows_key(place.key, place.prepared.config)
         settle_rows(model, key, USUAL_WIDTHS, LosslessMode.AUTO)
@@ -84,7 +84,7 @@ def measure_apart(
         done = fraction
         on_step(fraction)
 
-    request = [described(place.source.model, place.device, place.options), max_s, texts]
+    request = [described(place.source.model, place.device, place.prepared.how), max_s, texts]
     with TemporaryDirectory() as directory:
         file = Path(directory) / "request"  # too long for a command line
         file.write_text(json.dumps(request), encoding="utf-8")
@@ -133,7 +133,7 @@ def write_texts(place: Candidate) -> list[Text]:
     """Write greedy answers to short prompts."""
     found: list[Text] = []
     with (
-        closing(place.prepared.open(place.options)) as model,
+        closing(place.prepared.open()) as model,
         closing(model.open_session()) as session,
     ):
         for prompt in short_prompts(place.prepared):
@@ -274,6 +274,6 @@ class Surveyor:
             runtime = each.prepared.runtime
             if not isinstance(runtime, Sizing):
                 return None
-            memory = runtime.memory(each.prepared.source, each.options, PLANNED_TOKENS)
+            memory = runtime.memory(each.prepared.source, each.prepared.how, PLANNED_TOKENS)
             models.append(ModelMemory("", each.prepared.name, runtime.name, memory))
         return Forecast(tuple(models), None, self._by_label).needs

@@ -12,16 +12,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import RuntimeOptions
+from edge_spec.core.modes import DraftOverlap
 from edge_spec.drafters import factory
 from edge_spec.errors import EdgeSpecError, MissingDependencyError, UnsupportedModelError, readable
 from edge_spec.models import runtimes
 from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.bundle import is_bundle, open_bundle
+from edge_spec.models.devices import share_chip
 from edge_spec.models.draft_choice import named_options, trained_options
 from edge_spec.models.model_plan import ModelPlan, Refusal, choose, ways_to_run
 from edge_spec.models.options import LoadOptions
@@ -53,8 +54,8 @@ _UPKEEP_S = 0.0005  # Python time of a round
 
 @dataclass(frozen=True)
 class EnginePlan:
-    """One way to run a model: its runtime, its device and its drafters. options: completed with the
-    measured place. is_own: the drafter was trained on this machine for the model, not asked for."""
+    """One way to run a model: its runtime, its device and its drafters. is_own: the drafter was
+    trained on this machine for the model, not asked for."""
 
     options: LoadOptions
     target: ModelPlan
@@ -97,6 +98,25 @@ class EnginePlan:
         (untested)."""
         alone = not self.drafts and self.options.head is None
         return widest_cheap(self.costs) if alone else 1
+
+    @property
+    def drafts_elsewhere(self) -> bool:
+        """Return whether, by their names, drafts use a device that the target does not."""
+        how = self.target.how
+        targets = how.providers or ("gpu" if how.gpu_layers or how.rpc_servers else "cpu",)
+        drafts = [name for each in self.drafts for name in each.how.providers or ("cpu",)]
+        return bool(drafts) and not share_chip(targets, drafts)
+
+    @property
+    def overlap(self) -> DraftOverlap:
+        """Return whether the first draft continues during verification; AUTO: if it pays."""
+        asked = self.options.overlap
+        is_idle = asked is DraftOverlap.AUTO and not self.drafts_elsewhere
+        return DraftOverlap.OFF if is_idle else asked
+
+    @property
+    def anticipates(self) -> bool:
+        return self.overlap is not DraftOverlap.OFF
 
     def explain(self) -> tuple[str, ...]:
         """Return up to three lines: the runtime and why, the drafters and why, what would be
@@ -161,9 +181,7 @@ def plan_engine(source: Source, options: LoadOptions) -> list[EnginePlan]:
         runtimes.load_runtime(options.runtime)  # fail before anything is downloaded
     ways = ways_to_run(source, options.runtime, options.runtime_options, options.export)
     ranked, drafts = rank_ways(ways, is_open(options)), _draft_plans(source, options)
-    for draft in drafts:
-        options = _with_place(options, draft, of="draft_")
-    return [EnginePlan(_with_place(options, each), each, drafts) for each in ranked]
+    return [EnginePlan(options, each, drafts) for each in ranked]
 
 
 def plans_for(
@@ -212,19 +230,6 @@ def is_open(options: LoadOptions) -> bool:
         and len(options.drafts) <= 1
         and options.head is None
     )
-
-
-def _with_place(options: LoadOptions, way: ModelPlan, of: str = "") -> LoadOptions:
-    """Fill in a way's measured place. of: "draft_" for a draft's options."""
-    how = options.draft_runtime_options if of else options.runtime_options
-    if (way.how.providers, way.how.threads) == (how.providers, how.threads):
-        return options
-    place: dict[str, Any] = {
-        f"{of}runtime": way.name,
-        f"{of}device": ",".join(way.how.providers) or None,
-        f"{of}threads": way.how.threads,
-    }
-    return replace(options, **place)
 
 
 def _draft_plans(source: Source, options: LoadOptions) -> tuple[ModelPlan, ...]:

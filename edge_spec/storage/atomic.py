@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import logging
 import math
 import os
 import re
@@ -31,6 +32,8 @@ _FULL = {  # remedies
     errno.EFBIG: "Raise the limit (ulimit -f)",
 }
 _Found = TypeVar("_Found")
+
+_log = logging.getLogger(__name__)
 
 
 def expanded(path: Path) -> Path:
@@ -225,11 +228,11 @@ def as_storage_error(final: Path, *, refusals: bool = False) -> Iterator[None]:
 
 
 @contextmanager
-def locked(path: Path, timeout_s: float, waits: Callable[[], None] | None = None) -> Iterator[None]:
+def locked(path: Path, timeout_s: float = math.inf) -> Iterator[None]:
     """Hold the lock of `path` during the block: the file "NAME.lock" next to it, which stays.
 
-    waits: called once if another process or thread holds it for longer than TOLD_AFTER_S. A file
-    system without locks locks nothing: files still appear whole, and the later writer wins. Raises
+    One line says if another process or thread holds it for longer than TOLD_AFTER_S. A file system
+    without locks locks nothing: files still appear whole, and the later writer wins. Raises
     TimeoutError, StorageError if the lock's file cannot be made.
     """
     from filelock import FileLock  # here, since it imports asyncio
@@ -237,16 +240,16 @@ def locked(path: Path, timeout_s: float, waits: Callable[[], None] | None = None
     # A soft lock would be a file that outlives a kill.
     name = path.with_name(f"{path.name}.lock")
     lock = FileLock(name, fallback_to_soft=False, thread_local=False)
-    told_s = timeout_s if waits is None else min(timeout_s, TOLD_AFTER_S)
+    told_s = min(timeout_s, TOLD_AFTER_S)
     with ExitStack() as held:
         with as_storage_error(path, refusals=True):
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 held.enter_context(lock.acquire(told_s))
             except TimeoutError:
-                if waits is None:
+                if timeout_s == told_s:
                     raise
-                waits()
+                _log.warning("waiting for another process that makes %s", path)
                 held.enter_context(lock.acquire(timeout_s - told_s))
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
@@ -269,13 +272,12 @@ def make_once(
     path: Path,
     find: Callable[[], _Found],
     make: Callable[[], None],
-    waits: Callable[[], None],
 ) -> _Found:
     """Return what `find` returns, after `make` if that is None at first. One process at a time
-    makes it, however long it takes; `waits` is called once while another does."""
+    makes it, however long it takes."""
     found = find()
     if found is None:
-        with locked(path, math.inf, waits):
+        with locked(path):
             found = find()
             if found is None:
                 make()

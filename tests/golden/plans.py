@@ -30,7 +30,7 @@ from edge_spec.models.model_plan import ModelPlan
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from edge_spec.placement.candidates import Place
-from edge_spec.placement.plan import Placement, pair_step_s, rank_pairs, rank_places
+from edge_spec.placement.plan import Placement, pair_step_s, rank_places
 from edge_spec.scheduler.engine_plan import choose_plan, plan_engine, plans_for, widest_cheap
 from edge_spec.scheduler.priors import OWN_KERNELS
 from edge_spec.scheduler.profile import Profile, profile_key, save_profile
@@ -137,7 +137,7 @@ def ranking(table: Any, case: Any) -> tuple[tuple[Placement, ...], list[Placemen
         costs = (_of_table(case["costs"][model][at]) for model, at in ((target, on), (draft, name)))
         placement = replace(placement, pair_step_s=pair_step_s(*costs))
         pairs.append(sized(placement, (target, on), (draft, name)))
-    return places, rank_pairs(pairs, free)
+    return places, rank_places(pairs, free)
 
 
 def _of_table(costs: Any) -> Profile:

@@ -12,8 +12,8 @@ from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import UsageError
 from edge_spec.models.model_plan import ModelPlan, prepare_model
 from edge_spec.models.source import Source
-from edge_spec.storage.atomic import sha256_file
 from fixtures.axes import each
+from fixtures.silence import quiet
 
 
 def converted(model: Path, runtime: str) -> list[str]:
@@ -32,20 +32,14 @@ def largest(cache: Path) -> Path:
 
 
 def test_nothing_is_converted_for_a_device_that_is_not_there(
-    hf: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hf: Callable[..., Path], cache: Path
 ) -> None:
     """A large model takes minutes."""
     pytest.importorskip("onnxruntime")
-    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path))
-    told: list[str] = []
-
-    def tell(what: str, fraction: float) -> None:
-        told.append(what)
-
+    how = RuntimeOptions(providers=("abacus",))
     with pytest.raises(UsageError, match="no device 'abacus' here"):
-        how = RuntimeOptions(providers=("abacus",))
-        prepare_model(Source(str(hf()), tell), "ort", tell, how)
-    assert not told
+        prepare_model(Source(str(hf()), quiet), "ort", quiet, how)
+    assert not (cache / "bundles").exists()
 
 
 @pytest.mark.parametrize(
@@ -55,14 +49,12 @@ def test_a_damaged_conversion_is_made_anew(
     runtime: str,
     damage: str,
     hf: Callable[..., Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    cache: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     pytest.importorskip({"ort": "onnxruntime", "llamacpp": "llama_cpp"}[runtime])
-    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path))
     assert converted(hf(), runtime) and not converted(hf(), runtime)
-    file = largest(tmp_path)
+    file = largest(cache)
     whole = file.read_bytes()
     if damage == "all of it":
         file.unlink()
@@ -75,18 +67,13 @@ def test_a_damaged_conversion_is_made_anew(
 
 
 def test_models_whose_names_have_dots_keep_conversions_of_their_own(
-    hf: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hf: Callable[..., Path], tmp_path: Path, cache: Path
 ) -> None:
     pytest.importorskip("llama_cpp")
-    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
-    shared = tmp_path / "cache" / "bundles" / "Llama-3.gguf"  # as both were once named
-    shared.parent.mkdir(parents=True)
-    shared.write_bytes(b"GGUF")
-    shared.with_name("Llama-3.gguf.sha256").write_text(sha256_file(shared), encoding="ascii")
     files = []
     for name, variant in (("Llama-3.2-1B", "llama"), ("Llama-3.2-3B", "qwen2")):
         shutil.copytree(hf(variant), tmp_path / name)
-        source = Source(str(tmp_path / name), lambda what, fraction: None)
+        source = Source(str(tmp_path / name), quiet)
         plan = ModelPlan(source, "llamacpp")
         assert not plan.is_there
         files.append(plan.prepare(source.progress).source.path)

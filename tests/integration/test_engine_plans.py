@@ -238,7 +238,7 @@ def test_a_device_that_is_gone_is_one_line_and_the_next_way_answers(
     assert prepared is not None
     save_profile(profile_key(source, prepared, how), profile(0.001, CHEAP))
     plans = plan_engine(source, LoadOptions())
-    assert plans[0].options.device == "cuda7" and plans[1].options.device is None
+    assert [each.target.how.providers for each in plans[:2]] == [("cuda7",), ()]
     with load_engine(str(model), LoadOptions(), quiet) as engine:
         assert engine.generate([5, 6, 7], max_tokens=2).tokens
         assert "cuda7" not in engine.plan[0].partition(", since")[0]
@@ -253,9 +253,9 @@ def test_a_draft_runs_where_it_was_measured_to_be_fastest(
     keep(Source(str(draft), quiet), "llamacpp 1", 1, CHEAP)
     threads, open_model = [], PreparedModel.open
 
-    def opened(self: PreparedModel, options: RuntimeOptions) -> Model:
-        threads.append((self.name, options.threads))
-        return open_model(self, options)
+    def opened(self: PreparedModel) -> Model:
+        threads.append((self.name, self.how.threads))
+        return open_model(self)
 
     monkeypatch.setattr(PreparedModel, "open", opened)
     with load_engine(str(model), LoadOptions(draft=(str(draft),)), quiet):
@@ -300,8 +300,8 @@ def test_a_bundle_runs_where_it_was_measured_too(model: Path) -> None:
     assert plan_engine(bundle, LoadOptions())[0].costs.at(1) == pytest.approx(0.02)
     keep(bundle, "ort 1", 10, CHEAP)
     [first, *_] = plan_engine(bundle, LoadOptions())
-    assert first.options.threads == 1 and first.costs.at(1) == pytest.approx(0.01)
-    assert plan_engine(bundle, LoadOptions(threads=2))[0].options.threads == 2
+    assert first.target.how.threads == 1 and first.costs.at(1) == pytest.approx(0.01)
+    assert plan_engine(bundle, LoadOptions(threads=2))[0].target.how.threads == 2
 
 
 def test_no_plan_is_made_by_measuring(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,12 +21,7 @@ from edge_spec.scheduler.profile import SECONDS
 from fixtures.silence import quiet
 
 PROMPTS = ("the night and the night and", "a long story of a long")
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty one, as at a first start."""
-    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 def count_passes(model: Model, passes: list[int]) -> None:
@@ -53,8 +48,8 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     open_model = PreparedModel.open
 
-    def opened(resolved: PreparedModel, options: Any) -> Model:
-        model = open_model(resolved, options)
+    def opened(resolved: PreparedModel) -> Model:
+        model = open_model(resolved)
         count_passes(model, found.setdefault(resolved.name, []))
         return model
 

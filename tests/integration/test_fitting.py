@@ -19,19 +19,13 @@ from edge_spec.models import memory as fitting
 from edge_spec.models.devices import Device, Memory
 from edge_spec.models.memory import forecast, require_fit, require_room_to_convert
 from edge_spec.models.model_plan import PreparedModel, prepare_model
-from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from fixtures.silence import quiet
 
 pytest.importorskip("llama_cpp")
 
 CONTEXT = 100_000
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 @pytest.fixture
@@ -52,15 +46,19 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return lambda num_bytes: monkeypatch.setattr(fitting, "total_bytes", lambda: num_bytes)
 
 
-def needed(target: PreparedModel, options: LoadOptions, num_tokens: int) -> int:
-    found = forecast(target, (), options, num_tokens)
+def with_context(target: PreparedModel, context: int) -> PreparedModel:
+    return replace(target, how=replace(target.how, context_length=context))
+
+
+def needed(target: PreparedModel, num_tokens: int) -> int:
+    found = forecast(with_context(target, num_tokens), (), num_tokens)
     assert found is not None
     return found.needed
 
 
-def refusal(target: PreparedModel, options: LoadOptions, drafts: Any = ()) -> str:
+def refusal(target: PreparedModel, drafts: Any = ()) -> str:
     with pytest.raises(DeviceMemoryError) as caught:
-        require_fit(target, drafts, options)
+        require_fit(target, drafts)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -68,25 +66,22 @@ def refusal(target: PreparedModel, options: LoadOptions, drafts: Any = ()) -> st
 def test_a_context_that_does_not_fit_is_refused_with_the_longest_that_does(
     target: PreparedModel, machine: Callable[[int], None]
 ) -> None:
-    asked = LoadOptions(context_length=CONTEXT)
-    limit = needed(target, asked, CONTEXT) * 3 // 4
+    limit = needed(target, CONTEXT) * 3 // 4
     machine(limit)
-    told = refusal(target, asked)
+    told = refusal(with_context(target, CONTEXT))
     assert f"long on llamacpp with {CONTEXT} tokens of context needs" in told
     found = re.search(r"--context (\d+)", told)
     assert found is not None
     context = int(found[1])
-    assert needed(target, replace(asked, context_length=context), context) <= limit
-    longer = context + 256
-    assert needed(target, replace(asked, context_length=longer), longer) > limit
-    require_fit(target, (), replace(asked, context_length=context))
+    assert needed(target, context) <= limit < needed(target, context + 256)
+    require_fit(with_context(target, context), ())
 
 
 def test_where_nothing_fits_a_smaller_model_is_asked_for(
     target: PreparedModel, machine: Callable[[int], None]
 ) -> None:
     machine(1000)
-    told = refusal(target, LoadOptions())
+    told = refusal(target)
     assert (
         "--context" not in told
         and "smaller quantization or model." in told
@@ -98,11 +93,11 @@ def test_nothing_is_refused_where_it_is_not_known_or_not_wanted(
     target: PreparedModel, monkeypatch: pytest.MonkeyPatch, machine: Callable[[Any], None]
 ) -> None:
     machine(None)
-    require_fit(target, (), LoadOptions())
+    require_fit(target, ())
     machine(1000)
-    refusal(target, LoadOptions())
+    refusal(target)
     monkeypatch.setenv("EDGE_SPEC_MEMORY", "ignore")
-    require_fit(target, (), LoadOptions())
+    require_fit(target, ())
 
 
 class Card:
@@ -127,12 +122,12 @@ def on_card(target: PreparedModel, free_mb: int, total_mb: int = 8000) -> Prepar
 
 def test_a_device_s_own_memory_is_compared_with_what_is_free_there(target: PreparedModel) -> None:
     short = on_card(target, 3000)
-    told = refusal(short, LoadOptions())
+    told = refusal(short)
     assert "long on card with 4096 tokens of context needs 4,096 MB of 3,000 MB free" in told
     assert "on card gpu0" in told and "--gpu-layers" in told and "another --device" in told
     assert "--context 2816" in told  # in steps of 256
-    require_fit(short, (), LoadOptions(context_length=2816))
-    require_fit(on_card(target, 4096), (), LoadOptions())
+    require_fit(with_context(short, 2816), ())
+    require_fit(on_card(target, 4096), ())
 
 
 def test_a_model_that_could_not_run_is_not_converted(

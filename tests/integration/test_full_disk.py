@@ -73,10 +73,7 @@ def require_one_line(error: EdgeSpecError | OSError) -> None:
     assert "File too large: " in str(error)
 
 
-def test_a_file_that_may_not_be_as_large_leaves_the_old_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
+def test_a_file_that_may_not_be_as_large_leaves_the_old_one(tmp_path: Path, cache: Path) -> None:
     keep_chat(tmp_path, 1)
     before = contents(tmp_path)
     with pytest.raises((EdgeSpecError, OSError)) as caught, limited():
@@ -88,9 +85,8 @@ def test_a_file_that_may_not_be_as_large_leaves_the_old_one(
 
 
 def test_exports_leave_the_old_bundle_and_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoint: Callable[..., StoredCheckpoint]
+    tmp_path: Path, cache: Path, checkpoint: Callable[..., StoredCheckpoint]
 ) -> None:
-    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
     bundle, gguf, options = tmp_path / "bundle", tmp_path / "model.gguf", ExportOptions(check=False)
     source = Source(str(checkpoint().path), quiet)
     OnnxExporter().export(checkpoint(), bundle, options, quiet)
@@ -111,11 +107,10 @@ def test_exports_leave_the_old_bundle_and_file(
 
 
 def test_what_is_learnt_is_not_saved_and_one_line_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
     vocabulary = Vocabulary.of({f"t{i}": i for i in range(300)})
-    answers = KeptAnswers(tmp_path / "cache" / "n.json", vocabulary)
+    answers = KeptAnswers(cache / "n.json", vocabulary)
     for turn in range(2):
         before = contents(tmp_path)
         with limited():
@@ -127,10 +122,9 @@ def test_what_is_learnt_is_not_saved_and_one_line_says_so(
 
 
 def test_a_cache_that_is_a_file_is_told_by_whoever_needs_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoint: Callable[..., StoredCheckpoint]
+    cache: Path, checkpoint: Callable[..., StoredCheckpoint]
 ) -> None:
-    (tmp_path / "cache").write_text("")
-    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
+    cache.write_text("")
     with pytest.raises(StorageError, match=r"Not a directory: .*set EDGE_SPEC_CACHE"):
         prepare_model(Source(str(checkpoint().path), quiet), "ort", quiet)
 

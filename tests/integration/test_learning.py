@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import stat
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,7 +19,6 @@ import pytest
 
 from edge_spec.cli.main import run
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.isolated import Lifeline
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.distill import idle_learning
 from edge_spec.distill.idle_learning import (
@@ -373,10 +371,9 @@ def test_a_damaged_head_does_not_draft_and_is_told(
 def test_an_answer_ends_the_process_that_learns(target: Path) -> None:
     begun, ended = threading.Event(), threading.Event()
 
-    def waits(lifeline: Lifeline) -> None:
-        with lifeline.start([sys.executable, "-c", "import time; time.sleep(600)"], {}) as process:
-            begun.set()
-            process.wait(PATIENCE_S)
+    def waits(stop: threading.Event) -> None:
+        begun.set()
+        assert stop.wait(PATIENCE_S)
         ended.set()
 
     with learning_engine(target) as (engine, learner):
@@ -396,8 +393,7 @@ def test_it_learns_in_a_process_of_its_own_for_so_long_a_day(target: Path, rule:
     with learning_engine(target, is_idle=True) as (_, learner):
         rule.fill(learner._folder)
         assert learner._may_begin()
-        with Lifeline() as lifeline:
-            learner._learn(lifeline)
+        learner._learn(threading.Event())
         found = learner._folder.report()
         assert found is not None and found.until == 10 and learner._report == found
         assert not learner._may_begin()  # there is nothing new

@@ -27,10 +27,11 @@ def test_each_runtime_opens_the_variant_that_it_reads(pair: Path, runtime: str) 
     if runtime == "llamacpp":
         pytest.importorskip("llama_cpp")
     for source, num_layers in ((pair, 2), (pair / "draft", 1)):
-        prepared = prepare_model(Source(str(source), quiet), runtime, quiet)
+        how = RuntimeOptions(threads=None if runtime == "reference" else 1)
+        prepared = prepare_model(Source(str(source), quiet), runtime, quiet, how)
         variant = prepared.source.path.relative_to(pair.resolve()).parts
         assert variant[1] == FORMATS[runtime]
-        model = prepared.open(RuntimeOptions(threads=None if runtime == "reference" else 1))
+        model = prepared.open()
         assert model.config.num_layers == num_layers
         model.close()
 

@@ -23,12 +23,7 @@ from edge_spec.models.options import LoadOptions
 
 VOCAB = 256
 PROMPT = "a prompt that is asked again "
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 @pytest.fixture

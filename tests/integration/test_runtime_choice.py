@@ -33,12 +33,7 @@ from fixtures.silence import quiet
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("llama_cpp")
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 @pytest.fixture

@@ -295,7 +295,7 @@ def needed_together(sized: list[ModelOnDemand], openings: Openings) -> int:
     forecasts: list[Forecast | None] = []
 
     def screen(placed: Any) -> None:
-        forecasts.append(fitting.forecast_here(placed.target, placed.drafts, placed.options))
+        forecasts.append(fitting.forecast_here(placed.target, placed.drafts))
 
     for model in sized:
         model.open(report=None, screen=screen).close()

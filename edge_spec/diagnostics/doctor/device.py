@@ -77,7 +77,7 @@ class DeviceCheck:
         asked = {name: getattr(self.asked, name) for name in _OF_TARGET} | changes
         alone = AskedOptions(**asked, draft="none", drafter="none")
         plan, _ = choose_plan(plans_for(Source(self.model, _silent), alone))
-        with closing(plan.target.prepare(_silent).open(plan.options.runtime_options)) as model:
+        with closing(plan.target.prepare(_silent).open()) as model:
             yield model
 
     def to_json(self) -> str:

@@ -100,18 +100,18 @@ def check_memory(plan: EnginePlan, models: Sequence[Examined]) -> Iterator[Findi
             f"Start it once, or run {_plan_command(plan)}.",
         )
         return
-    (target, *drafts), options = prepared, plan.options
-    full = forecast(target, drafts, options)
+    target, *drafts = prepared
+    full = forecast(target, drafts)
     if full is None:
         yield note("forecast", f"{target.runtime.name} does not tell what its models take")
         return
     own = target.config.context_length
-    tokens = min(own, options.context_length or own)
+    tokens = min(own, target.how.context_length or own)
     for each in full.models:
         sizes = (each.memory.weights, each.memory.cache, each.memory.work + each.memory.library)
         weights, cache, rest = map(format_bytes, sizes)
         yield ok(each.role, f"{each.runtime}: {weights} weights, {cache} cache, {rest} beside")
-    require_fit(target, drafts, options)
+    require_fit(target, drafts)
     found = f"{full}, with {tokens} tokens of text"
     numbers = {"total_bytes": full.total, "free_bytes": full.free}
     if full.fits:

@@ -7,13 +7,15 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib import import_module
 from pathlib import Path
+from threading import Event
 from typing import Any, TextIO
 
 import pytest
 
-from edge_spec.core.isolated import IsolatedError, Lifeline, isolated
+from edge_spec.core.isolated import IsolatedError, isolated
 
 DRIVERS = """
 import os, sys, time
@@ -124,17 +126,19 @@ def test_no_module_comes_from_the_working_directory(
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs named pipes")
-def test_work_ends_when_its_lifeline_is_closed(drivers: Any, tmp_path: Path) -> None:
+def test_work_ends_when_it_is_stopped(drivers: Any, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with ThreadPoolExecutor(1) as pool, Lifeline() as lifeline:
-        asked = pool.submit(isolated, drivers.waits, str(pipe), timeout_s=60, lifeline=lifeline)
-        open_pipe = pipe.open()
-        assert open_pipe.readline() == "here\n"
-    with open_pipe:
-        assert open_pipe.read() == ""  # nobody has it open any more
-    with pytest.raises(IsolatedError, match=r"SIGKILL|exit status 1"):
-        asked.result()
+    stop = Event()
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(isolated, drivers.waits, str(pipe), timeout_s=60, stop=stop)
+        with pipe.open() as open_pipe:
+            assert open_pipe.readline() == "here\n"
+            stop.set()
+            assert open_pipe.read() == ""  # nobody has it open any more
+    for again in (asked.result, partial(isolated, drivers.adds, timeout_s=60, stop=stop)):
+        with pytest.raises(IsolatedError, match="not wanted any more"):
+            again()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs named pipes")

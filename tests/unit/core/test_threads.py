@@ -16,33 +16,6 @@ BUSY = {2: 2.4, 1: 1.8}
 LONG_WAIT, ONE_IN = 15.0, 20
 
 
-class Cores:
-    """Two cores on a clock of their own, one of which a busy process takes."""
-
-    def __init__(self) -> None:
-        self.now_s = self.idle_s = 0.0
-
-    def governor(self) -> ThreadGovernor:
-        return ThreadGovernor(2, clock=lambda: self.now_s, idle_time=lambda: self.idle_s)
-
-    def passes(self, governor: ThreadGovernor, seconds: dict[int, float], count: int) -> list[int]:
-        rng = np.random.default_rng(0)
-        found = []
-        for _ in range(count):
-            threads = governor.threads
-            taken_s = 0.03 * seconds[threads] * rng.uniform(0.95, 1.1)
-            self.now_s += taken_s
-            self.idle_s += taken_s * max(0, 2 - threads - (seconds is BUSY))
-            found.append(threads)
-            governor.observe(1, taken_s)
-        return found
-
-
-def untold() -> ThreadGovernor:
-    """On a system that does not tell whether cores are idle."""
-    return ThreadGovernor(2, idle_time=lambda: None)
-
-
 def passes(
     governor: ThreadGovernor, seconds: dict[int, float], count: int, seed: int = 0, rows: int = 1
 ) -> list[int]:
@@ -70,7 +43,7 @@ def test_with_nothing_else_running_nothing_is_tried(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_beside_a_busy_process_one_thread_is_found_and_kept(seed: int) -> None:
-    governor = untold()
+    governor = ThreadGovernor(2)
     passes(governor, QUIET, 200, seed)
     passes(governor, BUSY, 200, seed)
     assert share(passes(governor, BUSY, 1000, seed), 1) > 0.9
@@ -78,36 +51,11 @@ def test_beside_a_busy_process_one_thread_is_found_and_kept(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_once_the_machine_is_quiet_again_all_threads_come_back(seed: int) -> None:
-    governor = untold()
+    governor = ThreadGovernor(2)
     passes(governor, QUIET, 200, seed)
     passes(governor, BUSY, 1500, seed)
     passes(governor, QUIET, 600, seed)
     assert share(passes(governor, QUIET, 500, seed), 2) > 0.95
-
-
-def test_where_cores_are_seen_to_be_idle_all_threads_come_back_at_once() -> None:
-    """And where they are not, more threads are hardly ever tried."""
-    cores = Cores()
-    governor = cores.governor()
-    cores.passes(governor, QUIET, 200)
-    cores.passes(governor, BUSY, 100)
-    assert share(cores.passes(governor, BUSY, 1500), 1) > 0.98
-    cores.passes(governor, QUIET, 64)
-    assert share(cores.passes(governor, QUIET, 500), 2) == 1.0
-
-
-def test_cores_that_are_idle_but_not_ours_are_tried_less_and_less() -> None:
-    """As in a container that may use one of many."""
-    cores = Cores()
-    governor = cores.governor()
-    cores.passes(governor, QUIET, 200)
-    found = []
-    for _ in range(2000):
-        found.append(governor.threads)
-        cores.now_s += 0.05
-        cores.idle_s += 0.5
-        governor.observe(1, 0.03 * BUSY[governor.threads])
-    assert share(found, 1) > 0.9
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -116,7 +64,7 @@ def test_beside_a_process_that_was_there_before_one_thread_is_found_within_a_fir
 ) -> None:
     """Passes of two threads took 100 ms to 8 s, those of one thread 100 ms."""
     rng = np.random.default_rng(seed)
-    governor = untold()
+    governor = ThreadGovernor(2)
     found = []
     for _ in range(48):
         found.append(governor.threads)

@@ -45,16 +45,13 @@ class Opener:
 
 
 @pytest.fixture
-def placed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
+def placed(tmp_path: Path) -> Any:
     path = tmp_path / "model.gguf"
     path.write_bytes(b"weights")
     runtime = Opener()
     target: Any = SimpleNamespace(runtime=runtime, source=SimpleNamespace(path=path))
-    target.open = lambda options: runtime.open(target.source, options)
-    source = SimpleNamespace(path=path, identity="same", name="model", model=str(path))
-    options = SimpleNamespace(runtime_options=None)
-    return SimpleNamespace(target=target, source=source, identity="same", options=options)
+    target.open = lambda: runtime.open(target.source, None)
+    return SimpleNamespace(target=target)
 
 
 def test_what_is_refused_meanwhile_is_closed(placed: Any) -> None:

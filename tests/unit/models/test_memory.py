@@ -27,6 +27,7 @@ from edge_spec.runtimes.llamacpp import runtime as llamacpp_runtime
 from edge_spec.testing import ScriptedModel, random_logits
 
 MB = 1_000_000
+NOTHING = RuntimeOptions()
 MODEL = Memory(weights=100 * MB, cache=20 * MB, work=10 * MB, library=30 * MB)
 
 
@@ -44,9 +45,11 @@ class Counting:
         return MODEL
 
 
-def prepared(runtime: Any, name: str = "m", context_length: int = 1000) -> Any:
+def prepared(
+    runtime: Any, name: str = "m", context_length: int = 1000, how: RuntimeOptions = NOTHING
+) -> Any:
     config = ScriptedModel(random_logits(8), 8, context_length).config
-    return SimpleNamespace(name=name, runtime=runtime, source=None, config=config)
+    return SimpleNamespace(name=name, runtime=runtime, source=None, config=config, how=how)
 
 
 def pair(free: int | None, runtimes: tuple[str, str] = ("ort", "llamacpp")) -> Forecast:
@@ -74,17 +77,17 @@ def test_a_draft_holds_the_target_s_text_and_has_options_of_its_own(
 ) -> None:
     target, draft = Counting("a"), Counting("b")
     options = LoadOptions(context_length=context)
-    found = forecast(prepared(target), [prepared(draft, "d", 9000)], options)
+    how, draft_how = options.runtime_options, options.draft_runtime_options
+    found = forecast(prepared(target, how=how), [prepared(draft, "d", 9000, draft_how)])
     assert found is not None
-    assert target.asked == [(options.runtime_options, expected)]
-    assert draft.asked == [(options.draft_runtime_options, expected)]
+    assert (target.asked, draft.asked) == ([(how, expected)], [(draft_how, expected)])
     assert [model.role for model in found.models] == ["target", "draft"]
 
 
 def test_a_runtime_that_cannot_tell_leaves_the_pair_untold() -> None:
     other = SimpleNamespace(name="other", reads="onnx", open=None)
     assert not isinstance(other, Sizing)
-    assert forecast(prepared(Counting("a")), [prepared(other)], LoadOptions()) is None
+    assert forecast(prepared(Counting("a")), [prepared(other)]) is None
 
 
 def test_memory_that_the_process_touches_is_resident() -> None:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from edge_spec.core.modes import DraftOverlap
+from edge_spec.models.model_plan import ModelPlan
 from edge_spec.models.options import LoadOptions
+from edge_spec.models.source import Source
+from edge_spec.scheduler.engine_plan import EnginePlan
+from fixtures.silence import quiet
 
 
 @pytest.mark.parametrize(
@@ -20,4 +25,10 @@ def test_a_draft_is_elsewhere_where_no_chip_is_shared(
     target: str | None, draft: str | None, elsewhere: bool
 ) -> None:
     options = LoadOptions(draft="small.gguf", device=target, draft_device=draft)
-    assert options.drafts_elsewhere is elsewhere
+    source = Source("model", quiet)
+    places = options.runtime_options, options.draft_runtime_options
+    first, second = (ModelPlan(source, "ort", how) for how in places)
+    plan = EnginePlan(options, first, (second,))
+    assert plan.drafts_elsewhere is elsewhere
+    assert plan.overlap is (DraftOverlap.AUTO if elsewhere else DraftOverlap.OFF)
+    assert not EnginePlan(options, first).drafts_elsewhere

@@ -3,22 +3,20 @@ of a user alone."""
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Iterator
 
 import pytest
 
-from edge_spec.core.isolated import IsolatedError, Lifeline
+from edge_spec.core.isolated import IsolatedError
 from edge_spec.placement import idle_process
 from edge_spec.placement.idle_process import IdleProcess, is_idle
 
 PATIENCE_S = 60.0  # after which a test fails that would otherwise wait for ever
-FOR_EVER = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 
 class Plans:
-    """Real processes: each call begins one that only its lifeline ends, until it `fails`."""
+    """Each call begins work that only its event ends, until it `fails`."""
 
     def __init__(self) -> None:
         self.begun = threading.Semaphore(0)
@@ -26,13 +24,12 @@ class Plans:
         self.num_calls = 0
         self.fails = False
 
-    def __call__(self, lifeline: Lifeline) -> None:
+    def __call__(self, stop: threading.Event) -> None:
         self.num_calls += 1
         if self.fails:
             raise IsolatedError("it has failed")
-        with lifeline.start(FOR_EVER, {}) as process:
-            self.begun.release()
-            process.wait(PATIENCE_S)
+        self.begun.release()
+        assert stop.wait(PATIENCE_S)
         self.ended.release()
         raise IsolatedError("it was ended")
 

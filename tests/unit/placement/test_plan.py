@@ -14,7 +14,7 @@ from edge_spec.models.memory import MAIN
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from edge_spec.placement.candidates import Place, candidates
-from edge_spec.placement.plan import Placement, pair_step_s, rank_pairs, rank_places
+from edge_spec.placement.plan import Placement, pair_step_s, rank_places
 from edge_spec.scheduler.profile import Profile
 from fixtures.silence import quiet
 
@@ -86,7 +86,7 @@ def test_a_pair_can_pay_whose_step_is_shorter_than_as_many_plain_ones() -> None:
     pair = placement(step_s=0.1, draft=NEXT.target)
     slow, fast, unknown = (replace(pair, pair_step_s=each) for each in (0.51, 0.49, None))
     assert [each.can_pay for each in (slow, fast, unknown)] == [False, True, False]
-    first, *others = rank_pairs([unknown, slow, fast], FREE)
+    first, *others = rank_places([unknown, slow, fast], FREE)
     assert first == fast and [each.reason.partition(":")[0] for each in others] == [
         *("it cannot pay", "does not fit")
     ]

@@ -34,7 +34,9 @@ def test_a_silent_device_is_told_from_a_slow_one(
 
     monkeypatch.setattr(survey, "isolated", isolated)
     monkeypatch.setattr(survey, "described", lambda *given: "a place")
-    place = SimpleNamespace(source=SimpleNamespace(model=""), device=None, options=None)
+    place = SimpleNamespace(
+        source=SimpleNamespace(model=""), device=None, prepared=SimpleNamespace(how=None)
+    )
     with pytest.raises(NoAnswerError) as caught:
         measure_apart(cast(Any, place), 1.0, lambda fraction: None, [])
     assert str(caught.value) == reason
