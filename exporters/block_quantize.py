@@ -65,6 +65,10 @@ class BlockQuantized:
     def stated_zero_points(self) -> np.ndarray:
         return _pack(self.zeros, self.bits)
 
+    def flat(self) -> np.ndarray:
+        """The packed values, uint8 [rows, bytes]."""
+        return self.packed.reshape(len(self.packed), -1)
+
     def rows(self, rows: slice | np.ndarray) -> BlockQuantized:
         packed, scales, zeros = self.packed[rows], self.scales[rows], self.zeros[rows]
         return replace(self, packed=packed, scales=scales, zeros=zeros)

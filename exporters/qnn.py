@@ -40,7 +40,7 @@ from edge_spec.exporters.block_quantize import BlockQuantized, channels
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.onnx.emitter import output_of
 from edge_spec.exporters.onnx.nodes import DATA_FILE
-from edge_spec.exporters.onnx.static import StaticForm, StaticIntegers, StaticOnnxExporter
+from edge_spec.exporters.onnx.static import StaticIntegers, StaticOnnxExporter
 from edge_spec.exporters.requests import (
     BLOCK_SIZE,
     check_request,
@@ -96,14 +96,18 @@ class HtpIntegers(StaticIntegers):
         return BlockQuantized.symmetric(8, columns, packed, of_blocks)
 
 
-HTP = StaticForm(HtpIntegers, fuses_norms=True)
+class HtpGraphs(StaticOnnxExporter):
+    """The static bundle that QNN compiles."""
+
+    integers = HtpIntegers
+    fuses_norms = True
 
 
 class QnnExporter:
     format = "qnn"
 
     def require_exportable(self, checkpoint: StoredCheckpoint) -> None:
-        StaticOnnxExporter().require_exportable(checkpoint)
+        HtpGraphs().require_exportable(checkpoint)
 
     def export(
         self, checkpoint: StoredCheckpoint, out: Path, options: ExportOptions, progress: Progress
@@ -125,7 +129,7 @@ class QnnExporter:
         with atomic_directory(out) as work:
             scratch = work / "scratch"  # several times the weights, which /tmp may not hold
             scratch.mkdir()
-            StaticOnnxExporter(HTP).export(checkpoint, scratch / "static", asked, progress)
+            HtpGraphs().export(checkpoint, scratch / "static", asked, progress)
             static = open_bundle(scratch / "static", hashed=False)
             _require_mapped(static.file(DATA_FILE).stat().st_size)
             graphs = {path.stem: path for path in sorted(static.path.glob("*.onnx"))}

@@ -87,13 +87,15 @@ class Nodes:
             accuracy_level=_ACCURACY_INT8 if rounds_inputs else None,
         )
 
+    def store_parts(
+        self, name: str, packed: np.ndarray, scales: np.ndarray, zero_points: np.ndarray | None
+    ) -> list[str]:
+        """Store the parts of blocks of integers; return their names."""
+        parts = {name: packed, f"{name}.scales": scales, f"{name}.zero_points": zero_points}
+        return [self.weights.add(part, of) for part, of in parts.items() if of is not None]
+
     def store_blocks(self, name: str, weight: BlockQuantized) -> list[str]:
-        """Store blocks; return the names of packed values, scales and any zero points."""
-        parts = {name: weight.packed, f"{name}.scales": weight.scales}
-        zero_points = weight.zero_points
-        if zero_points is not None:
-            parts[f"{name}.zero_points"] = zero_points
-        return [self.weights.add(part, values) for part, values in parts.items()]
+        return self.store_parts(name, weight.packed, weight.scales, weight.zero_points)
 
     def multiply_stored(
         self,
@@ -112,14 +114,12 @@ class Nodes:
         return self.multiply_blocks(inputs, shape, weight.bits, output)
 
     def store_experts(self, name: str, experts: Sequence[BlockQuantized]) -> list[str]:
-        """Return the names of packed values [experts, rows, bytes], scales and zero points."""
-        packed = np.stack([each.packed.reshape(len(each.packed), -1) for each in experts])
-        add = self.weights.add
-        return [
-            add(name, packed),
-            add(f"{name}.scales", np.stack([each.scales for each in experts])),
-            add(f"{name}.zero_points", np.stack([each.stated_zero_points() for each in experts])),
-        ]
+        """Store packed values as [experts, rows, bytes]."""
+        parts = zip(
+            *((each.flat(), each.scales, each.stated_zero_points()) for each in experts),
+            strict=True,
+        )
+        return self.store_parts(name, *map(np.stack, parts))
 
     def choose(self, condition: str, outputs: str | list[str], *branches: GraphProto) -> str:
         """Choose between two branches with the same outputs."""
