@@ -191,7 +191,13 @@ class Initializers:
         """As `add`; calls `make` only if it writes."""
         if name not in self._names:
             self._names.add(name)
-            self.protos.append(self._written(name, make()))
+            values = np.ascontiguousarray(make())
+            if values.nbytes <= INLINE_BYTES:
+                self.protos.append(numpy_helper.from_array(values, name))
+                return name
+            kind = helper.np_dtype_to_tensor_dtype(values.dtype)
+            proto = TensorProto(name=name, dims=values.shape, data_type=kind)
+            self.protos.append(self._external(proto, values))
         return name
 
     def add_int4(self, name: str, make: Callable[[], np.ndarray]) -> str:
@@ -204,28 +210,14 @@ class Initializers:
             self.protos.append(self._external(proto, pairs[:, 0] | pairs[:, 1] << 4))
         return name
 
-    def _written(self, name: str, values: np.ndarray) -> TensorProto:
-        values = np.ascontiguousarray(values)
-        if values.nbytes <= INLINE_BYTES:
-            return numpy_helper.from_array(values, name)
-        kind = helper.np_dtype_to_tensor_dtype(values.dtype)
-        return self._external(TensorProto(name=name, dims=values.shape, data_type=kind), values)
-
     def _external(self, proto: TensorProto, stored: np.ndarray) -> TensorProto:
-        offset = self._aligned()
-        self._data.write(stored.data)
-        return self._refer_outside(proto, offset)
-
-    def _aligned(self) -> int:
-        """Pad the file to the next page; return the offset."""
+        """Write `stored` at the file's next page."""
         end = self._data.tell()
         offset = -(-end // _ALIGNMENT) * _ALIGNMENT
         self._data.write(b"\0" * (offset - end))
-        return offset
-
-    def _refer_outside(self, proto: TensorProto, offset: int) -> TensorProto:
+        self._data.write(stored.data)
         proto.data_location = TensorProto.EXTERNAL
-        length = self._data.tell() - offset
-        for key, value in (("location", self._location), ("offset", offset), ("length", length)):
+        where = {"location": self._location, "offset": offset, "length": stored.nbytes}
+        for key, value in where.items():
             proto.external_data.add(key=key, value=str(value))
         return proto
