@@ -213,12 +213,9 @@ def quantize(
     progress: Progress,
     outputs: Kind | None = None,
 ) -> None:
-    """Write `target`; tensors that have their type already are copied bit for bit. outputs: the
-    output matrix's type (None: a better one than the others').
-
-    Runs in a separate process: the library cannot be stopped, exits when a check fails, and has one
-    log callback for all users. Raises ExportError.
-    """
+    """Write `target`, in a separate process: the library cannot be stopped, exits when a check
+    fails, and has one log callback. Tensors of their type are copied bit for bit. outputs: the
+    output matrix's type (None: a better one than the others'). Raises ExportError."""
     arguments = [str(source), str(target), str(int(file_type))]
     arguments += [] if outputs is None else [str(int(outputs))]
     try:
