@@ -17,7 +17,7 @@ GPTAQ). Since X is a sample of few texts, part of the way is best.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -111,7 +111,6 @@ def is_carried(stored: Sequence[StoredTensor], bits: int) -> bool:
 def quantize_stored(
     stored: Sequence[StoredTensor],
     bits: int,
-    importance: np.ndarray | None = None,
     correction: np.ndarray | None = None,
     symmetric: bool = False,
 ) -> BlockQuantized:
@@ -129,7 +128,7 @@ def quantize_stored(
         weights = part.float32()
         if correction is not None:
             weights = weights @ correction
-        return _quantized(weights, bits, symmetric, importance)
+        return _quantized(weights, bits, symmetric, part.importance)
 
     step = max(1, _SLICE_WEIGHTS // columns)
     parts = [
@@ -150,7 +149,8 @@ def quantize(
     """Return the blocks found nearest to `weights` [rows, columns] in squared error, weighted by
     `importance` [columns]. A block has a zero point only if it lowers the error, and never if
     `symmetric`."""
-    return quantize_stored([StoredTensor.of(weights)], bits, importance, symmetric=symmetric)
+    tensor = replace(StoredTensor.of(weights), importance=importance)
+    return quantize_stored([tensor], bits, symmetric=symmetric)
 
 
 def _quantized(
@@ -276,26 +276,26 @@ _MEASURED_PER_PROMPT = 32
 _FLOOR = 1e-3  # of the mean: an input that was zero in these texts counts a little
 
 
-def input_importance(checkpoint: StoredCheckpoint, progress: Progress) -> Mapping[str, np.ndarray]:
-    """Return the importance [in] of each matrix's inputs, measured by the reference on our own
-    prompts; none for an embedding that is no head."""
+def weigh_columns(checkpoint: StoredCheckpoint, progress: Progress) -> StoredCheckpoint:
+    """Return the checkpoint with the importance of each matrix's columns, measured by the reference
+    on our own prompts; an embedding that is no head has none."""
     tokenizer = Tokenizer(checkpoint.tokenizer_json())
     tokens: list[int] = []
     for prompt in read_prompts(OWN_PROMPTS, _PROMPTS_PER_CATEGORY):
         tokens += tokenizer.encode(prompt.text + "\n")[:_MEASURED_PER_PROMPT]
-    tokens = tokens[: checkpoint.config.context_length]
-    found: dict[str, np.ndarray] = {}
+    tensors = dict(checkpoint.tensors)
 
     def observe(name: str, inputs: np.ndarray) -> None:
-        found[name] = importance(inputs)
+        tensors[name] = replace(tensors[name], importance=importance(inputs))
 
+    tokens = tokens[: checkpoint.config.context_length]
     stream = runtimes.load_layer_stream(checkpoint, [tokens], observe)
     num_layers = checkpoint.config.num_layers
     for layer in range(num_layers):
         stream.advance()
         progress("Measuring what weights are multiplied with", (layer + 1) / num_layers)
     stream.logits(np.arange(len(tokens)))
-    return found
+    return replace(checkpoint, tensors=tensors)
 
 
 def importance(inputs: np.ndarray) -> np.ndarray:
@@ -434,7 +434,9 @@ class FittedLayers:
         correction = None
         if exact is not None and len(inputs) >= inputs.shape[1]:
             correction = input_correction(inputs, exact)
-        return quantize_stored(self._stored(group), self._bits, importance(inputs), correction)
+        weighed = importance(inputs)
+        stored = [replace(tensor, importance=weighed) for tensor in self._stored(group)]
+        return quantize_stored(stored, self._bits, correction)
 
     def _group(self, name: str) -> list[str]:
         """The matrices of the one's group that a model has; none for what is no matrix of a

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
@@ -23,8 +22,8 @@ from edge_spec.core.model import Progress
 from edge_spec.exporters.block_quantize import (
     BlockQuantized,
     channels,
-    input_importance,
     quantize_stored,
+    weigh_columns,
 )
 from edge_spec.exporters.checkpoint import StoredCheckpoint, first_layers
 from edge_spec.exporters.onnx.emitter import Emitter, FloatWeights, output_of
@@ -59,15 +58,8 @@ class StaticIntegers:
     """Layers as 8-bit channels or symmetric 4-bit blocks; embedding and head, where few bits cost
     most, as 8-bit channels."""
 
-    def __init__(
-        self,
-        checkpoint: StoredCheckpoint,
-        nodes: Nodes,
-        bits: int,
-        importance: Mapping[str, np.ndarray] = MappingProxyType({}),
-    ) -> None:
+    def __init__(self, checkpoint: StoredCheckpoint, nodes: Nodes, bits: int) -> None:
         self._checkpoint, self._nodes, self._bits = checkpoint, nodes, bits
-        self._importance = importance  # of columns, by matrix
 
     def linear(self, x: str, names: Sequence[str], biases: Sequence[str]) -> str:
         (name,) = names
@@ -100,8 +92,7 @@ class StaticIntegers:
         return self._nodes.add("DequantizeLinear", inputs, output, axis=0, block_size=size)
 
     def quantized(self, name: str) -> BlockQuantized:
-        stored, importance = [self._checkpoint.tensors[name]], self._importance.get(name)
-        return quantize_stored(stored, 4, importance, symmetric=True)
+        return quantize_stored([self._checkpoint.tensors[name]], 4, symmetric=True)
 
     def _table(self, name: str, is_turned: bool = False) -> list[str]:
         """Return levels [out, in], or [in, out] if turned, and scales [out]."""
@@ -337,7 +328,7 @@ class StaticOnnxExporter:
         bits = QUANTIZATIONS[name].bits
         floats = np.float32 if bits == 32 else np.float16
         state = helper.np_dtype_to_tensor_dtype(np.dtype(floats))
-        importance = input_importance(checkpoint, progress) if bits == 4 else {}
+        checkpoint = weigh_columns(checkpoint, progress) if bits == 4 else checkpoint
         with atomic_directory(out) as work:
             on_layer, wanted = checkpoint.on_layer(progress), functions()
             with (work / DATA_FILE).open("wb") as data:
@@ -349,7 +340,7 @@ class StaticOnnxExporter:
                     if bits > 8:
                         graph.static = StaticFloats(checkpoint, graph, floats)
                     else:
-                        graph.static = self.integers(checkpoint, graph, bits, importance)
+                        graph.static = self.integers(checkpoint, graph, bits)
                     told = on_layer if function is wanted[0] else lambda layer: None
                     model = graph.build(options.hidden_states, told)
                     (work / f"{function.name}.onnx").write_bytes(model.SerializeToString())

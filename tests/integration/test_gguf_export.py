@@ -29,10 +29,6 @@ from fixtures import tiny_models
 from fixtures.axes import each
 from fixtures.silence import quiet
 
-VARIANTS = (
-    *("llama", "llama-tied", "llama-linear", "llama-llama3", "llama-bias"),
-    *("mistral", "qwen2", "qwen3"),
-)
 # Of random weights rounding takes this part of the norm, measured; a shuffled row takes 140 %.
 ROUNDING = {"Q2_K": 0.5, "Q3_K": 0.25, "Q4_K": 0.12, "Q5_K": 0.06, "Q6_K": 0.03}
 
@@ -68,7 +64,9 @@ def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
 
 
-@pytest.mark.parametrize(("variant", "quantization"), each(VARIANTS, ["F32", "F16", "Q8_0"]))
+@pytest.mark.parametrize(
+    ("variant", "quantization"), each(list(tiny_models.VARIANTS), ["F32", "F16", "Q8_0"])
+)
 def test_llama_cpp_scores_as_the_reference(
     variant: str,
     quantization: str,
