@@ -23,7 +23,7 @@ from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.core.tree import TokenTree
 from edge_spec.exporters.onnx import StaticOnnxExporter
-from edge_spec.exporters.qnn import HTP, SOCS, QnnExporter
+from edge_spec.exporters.qnn import SOCS, HtpGraphs, QnnExporter
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle, open_bundle
 from edge_spec.models.source import Source
@@ -49,7 +49,7 @@ def main() -> None:
         out = Path(folder)
         if asked.emulate:
             StaticOnnxExporter().export(source, out / "static", options, quiet)
-            StaticOnnxExporter(HTP).export(source, out / "formed", options, quiet)
+            HtpGraphs().export(source, out / "formed", options, quiet)
             formed = out / "formed" / f"rows_{ROWS}.onnx"
             print(dumps(compared(open_bundle(out / "static"), asked.soc, formed)))
             return

@@ -1,26 +1,23 @@
-"""Block quantization, packed in the layout of onnxruntime's MatMulNBits, and the matrices of a
-model's layers as blocks of integers, a layer at a time.
+"""Quantize matrices to blocks of integers, in the layout of onnxruntime's MatMulNBits.
 
 A block of BLOCK_SIZE neighbouring weights of one row shares a float32 scale s and an integer zero
-point z; a weight is s * (q - z). Without zero points z is 2 ** (bits - 1). (Float zero points would
-carry Q4_1 over exactly, but make the CPU kernel 160 times slower.)
+point z, 2 ** (bits - 1) by default; a weight is s * (q - z). (Float zero points would carry Q4_1
+over exactly, but make the CPU kernel 160 times slower.)
 
-What an error in a weight costs is the mean square of its inputs: the squared error of a layer's
-output is that of its weights with these as factors, where inputs are uncorrelated (Lin et al. 2024,
-AWQ, keep the same inputs' weights exact; Kim et al. 2024, SqueezeLLM, weigh by the gradient).
+The cost of a weight's error is the mean square of its inputs (Lin et al. 2024, AWQ; Kim et al.
+2024, SqueezeLLM, weigh by the gradient).
 
-What a file has in this form is carried over, and 8 bits are near enough to the source (0.003 nats a
-token on the demo model) to be rounded as they are. Other matrices are fitted to what they get once
-all before them are in blocks: two streams of our own prompts pass the layers, one with the model's
-weights and one with what is made of them. So weights also make up for what the matrices before them
-have done. Where a matrix gets X instead of E, the weights nearest to the source's outputs E W^T are
-W E^T X (X^T X)^-1 (least squares; Frantar et al. 2022, GPTQ, and Li et al. 2025, GPTAQ, correct in
-the same direction as they round). A part of the way is best where X is a sample of few texts.
+Matrices that a file stores in this form are carried over, and 8 bits are rounded: they lose 0.003
+nats a token on the demo model. Other matrices are fitted to their inputs after the quantization of
+all before them. Two streams of our own prompts pass the layers, one with the model's weights, one
+with the quantized ones. For inputs X instead of E, the weights nearest to the source's outputs
+E W^T are W E^T X (X^T X)^-1 (least squares; as Frantar et al. 2022, GPTQ, and Li et al. 2025,
+GPTAQ). Since X is a sample of few texts, part of the way is best.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -65,6 +62,10 @@ class BlockQuantized:
     def stated_zero_points(self) -> np.ndarray:
         return _pack(self.zeros, self.bits)
 
+    def flat(self) -> np.ndarray:
+        """The packed values, uint8 [rows, bytes]."""
+        return self.packed.reshape(len(self.packed), -1)
+
     def rows(self, rows: slice | np.ndarray) -> BlockQuantized:
         packed, scales, zeros = self.packed[rows], self.scales[rows], self.zeros[rows]
         return replace(self, packed=packed, scales=scales, zeros=zeros)
@@ -82,10 +83,8 @@ class BlockQuantized:
 
 
 def from_q4_0(stored: np.ndarray, columns: int) -> BlockQuantized:
-    """Carries GGUF Q4_0 rows over bit for bit. stored: uint8 [rows, blocks * 18].
-
-    A Q4_0 block is a float16 scale and 16 bytes; byte i holds weight i below and i + 16 above.
-    """
+    """Convert GGUF Q4_0 rows exactly. stored: uint8 [rows, blocks * 18]; a block is a float16 scale
+    and 16 bytes, of which byte i holds weight i below and i + 16 above."""
     blocks = np.ascontiguousarray(stored).view("<u2").reshape(len(stored), -1, 9)
     pairs = blocks[..., 1:]  # two bytes at a time: weights i, i + 16, i + 1 and i + 17
     packed = np.empty((*blocks.shape[:2], 16), np.uint8)
@@ -112,14 +111,11 @@ def is_carried(stored: Sequence[StoredTensor], bits: int) -> bool:
 def quantize_stored(
     stored: Sequence[StoredTensor],
     bits: int,
-    importance: np.ndarray | None = None,
     correction: np.ndarray | None = None,
     symmetric: bool = False,
 ) -> BlockQuantized:
-    """Tensors of the same columns, above each other: bit for bit where their file has them in this
-    form, else as `quantize` finds them, multiplied with `correction` [columns, columns] before.
-
-    Reads and works in slices of rows, on all cores.
+    """Quantize tensors of the same columns, stacked by rows, slice by slice on all cores. Blocks of
+    this form are kept bit for bit; others are first multiplied by `correction` [columns, columns].
     """
     columns = stored[0].shape[1]
     carry = None
@@ -132,7 +128,7 @@ def quantize_stored(
         weights = part.float32()
         if correction is not None:
             weights = weights @ correction
-        return _quantized(weights, bits, symmetric, importance)
+        return _quantized(weights, bits, symmetric, part.importance)
 
     step = max(1, _SLICE_WEIGHTS // columns)
     parts = [
@@ -150,13 +146,11 @@ def quantize(
     symmetric: bool = False,
     importance: np.ndarray | None = None,
 ) -> BlockQuantized:
-    """The nearest found to `weights` [rows, columns] in squared error, in which each column counts
-    as much as `importance` [columns] says.
-
-    Zero points are kept only where they lower the total error against symmetric blocks, and never
-    where `symmetric` is asked for.
-    """
-    return quantize_stored([StoredTensor.of(weights)], bits, importance, symmetric=symmetric)
+    """Return the blocks found nearest to `weights` [rows, columns] in squared error, weighted by
+    `importance` [columns]. A block has a zero point only if it lowers the error, and never if
+    `symmetric`."""
+    tensor = replace(StoredTensor.of(weights), importance=importance)
+    return quantize_stored([tensor], bits, symmetric=symmetric)
 
 
 def _quantized(
@@ -197,10 +191,8 @@ def turns_of(parts: Sequence[np.ndarray]) -> np.ndarray:
 def _best_blocks(
     weights: np.ndarray, counts: np.ndarray, bits: int, symmetric: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Levels uint8 [n, BLOCK_SIZE], scales float32 [n] and zero points uint8 [n] of n blocks.
-
-    counts: [blocks of a row, BLOCK_SIZE] float32.
-    """
+    """Return levels uint8 [n, BLOCK_SIZE], scales float32 [n] and zero points uint8 [n] of n
+    blocks. counts: [blocks of a row, BLOCK_SIZE] float32."""
     counts = np.tile(counts, (len(weights), 1))
     weights = weights.reshape(counts.shape)
     top, middle = np.float32((1 << bits) - 1), np.float32(1 << (bits - 1))
@@ -284,26 +276,26 @@ _MEASURED_PER_PROMPT = 32
 _FLOOR = 1e-3  # of the mean: an input that was zero in these texts counts a little
 
 
-def input_importance(checkpoint: StoredCheckpoint, progress: Progress) -> Mapping[str, np.ndarray]:
-    """Returns an array [in] for each matrix, measured by the reference on the beginnings of our own
-    prompts; none for an embedding that is no head."""
+def weigh_columns(checkpoint: StoredCheckpoint, progress: Progress) -> StoredCheckpoint:
+    """Return the checkpoint with the importance of each matrix's columns, measured by the reference
+    on our own prompts; an embedding that is no head has none."""
     tokenizer = Tokenizer(checkpoint.tokenizer_json())
     tokens: list[int] = []
     for prompt in read_prompts(OWN_PROMPTS, _PROMPTS_PER_CATEGORY):
         tokens += tokenizer.encode(prompt.text + "\n")[:_MEASURED_PER_PROMPT]
-    tokens = tokens[: checkpoint.config.context_length]
-    found: dict[str, np.ndarray] = {}
+    tensors = dict(checkpoint.tensors)
 
     def observe(name: str, inputs: np.ndarray) -> None:
-        found[name] = importance(inputs)
+        tensors[name] = replace(tensors[name], importance=importance(inputs))
 
+    tokens = tokens[: checkpoint.config.context_length]
     stream = runtimes.load_layer_stream(checkpoint, [tokens], observe)
     num_layers = checkpoint.config.num_layers
     for layer in range(num_layers):
         stream.advance()
         progress("Measuring what weights are multiplied with", (layer + 1) / num_layers)
     stream.logits(np.arange(len(tokens)))
-    return found
+    return replace(checkpoint, tensors=tensors)
 
 
 def importance(inputs: np.ndarray) -> np.ndarray:
@@ -338,11 +330,8 @@ _PART = 0.5  # of the way: on the demo model the best of 0, a half and 1
 
 
 def input_correction(inputs: np.ndarray, exact: np.ndarray) -> np.ndarray | None:
-    """Returns the matrix [columns, columns] float32 that weights [rows, columns] are multiplied
-    with; None where the inputs are no numbers or zero.
-
-    inputs, exact: [tokens, columns], those that the weights get and those that they were made for.
-    """
+    """Return the matrix [columns, columns] float32 to multiply weights by; None for inputs that are
+    zero or not finite. inputs, exact: [tokens, columns], with and without quantization before."""
     hessian = inputs.T @ inputs
     drift = exact.T @ inputs - hessian
     scale = np.float32(np.trace(hessian) / len(hessian))
@@ -445,7 +434,9 @@ class FittedLayers:
         correction = None
         if exact is not None and len(inputs) >= inputs.shape[1]:
             correction = input_correction(inputs, exact)
-        return quantize_stored(self._stored(group), self._bits, importance(inputs), correction)
+        weighed = importance(inputs)
+        stored = [replace(tensor, importance=weighed) for tensor in self._stored(group)]
+        return quantize_stored(stored, self._bits, correction)
 
     def _group(self, name: str) -> list[str]:
         """The matrices of the one's group that a model has; none for what is no matrix of a

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from edge_spec.core.config import ModelConfig, config_problem
+from edge_spec.core.model import Progress
 from edge_spec.core.model_info import SpecialTokens
 from edge_spec.core.recommended_sampling import NOTHING_STATED, RecommendedSampling
 from edge_spec.errors import UnsupportedModelError, UsageError
@@ -212,6 +213,15 @@ class StoredCheckpoint(ModelText):
 
     def float32_rows(self, name: str, rows: np.ndarray) -> np.ndarray:
         return self.tensors[name].rows(rows).float32()
+
+    def on_layer(self, progress: Progress) -> Callable[[int], None]:
+        """Return what an exporter calls after each layer that it wrote."""
+
+        def written(layer: int) -> None:
+            self.release_pages()
+            progress("Converting the weights", (layer + 1) / self.config.num_layers)
+
+        return written
 
     def release_pages(self) -> None:
         """Drop pages read so far, which count as this process's memory. The system's cache mostly

@@ -270,12 +270,9 @@ _BAICHUAN_LAYERS = (32, 40)  # by which the library chooses the position encodin
 
 
 def open_model_info(path: Path) -> StoredCheckpoint | GgufModelInfo:
-    """Open a GGUF file for llama.cpp, which ends the process on a failed assertion. So what it
-    asserts for all architectures is checked here.
-
-    A supported architecture is checked as for conversion, others only for completeness. Raises
-    ModelFileError, UnsupportedModelError.
-    """
+    """Open a GGUF file for llama.cpp, and check what it asserts for all architectures: a failed
+    assertion ends the process. A supported architecture is checked as for conversion, others only
+    for completeness. Raises ModelFileError, UnsupportedModelError."""
     file = open_gguf_file(path)
     require_language_model(file)
     metadata = Metadata(file.metadata, path)

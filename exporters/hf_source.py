@@ -168,7 +168,7 @@ def _stated_ends(files: Files, values: Mapping[str, Any]) -> dict[int, str]:
         ids = sorted(_token_ids(files.path / file, "eos_token_id", stated.get("eos_token_id")))
         is_first = not found
         for id in ids:
-            if is_first or id in found or _is_special(files, id):
+            if is_first or id in found or _added_tokens(files).get(id, {}).get("special") is True:
                 found.setdefault(id, []).append(file)
     for file in (TOKENIZER_CONFIG, SPECIAL_TOKENS):
         token = files[file].get("eos_token")
@@ -191,31 +191,27 @@ def _token_ids(file: Path, name: str, value: Any) -> list[int]:
 
 
 def _token_id(files: Files, text: str) -> int | None:
-    for each in _added_tokens(files):
+    for id, each in _added_tokens(files).items():
         if each.get("content") == text:
-            return int(each["id"])
+            return id
     model = files[TOKENIZER].get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     found = vocabulary.get(text) if isinstance(vocabulary, dict) else None
     return found if type(found) is int else None
 
 
-def _is_special(files: Files, id: int) -> bool:
-    return any(each["id"] == id and each.get("special") is True for each in _added_tokens(files))
-
-
-def _added_tokens(files: Files) -> list[dict[str, Any]]:
+def _added_tokens(files: Files) -> dict[int, dict[str, Any]]:
     """Prefer tokenizer_config.json: a large tokenizer.json takes a second to read."""
     listed = files[TOKENIZER_CONFIG].get("added_tokens_decoder")
-    if not isinstance(listed, dict) or not listed:
-        added = files[TOKENIZER].get("added_tokens")
-        entries = added if isinstance(added, list) else []
-        return [each for each in entries if isinstance(each, dict) and type(each.get("id")) is int]
-    return [
-        {**each, "id": int(id)}
-        for id, each in listed.items()
-        if isinstance(each, dict) and id.isdecimal() and len(id) <= _MAX_DIGITS
-    ]
+    if isinstance(listed, dict) and listed:
+        return {
+            int(id): each
+            for id, each in listed.items()
+            if isinstance(each, dict) and id.isdecimal() and len(id) <= _MAX_DIGITS
+        }
+    added = files[TOKENIZER].get("added_tokens")
+    entries = [each for each in added if isinstance(each, dict)] if isinstance(added, list) else []
+    return {each["id"]: each for each in entries if type(each.get("id")) is int}
 
 
 _OF_ANSWERS = ("decoder_start_token_id", "forced_bos_token_id")

@@ -100,10 +100,17 @@ def write_graph(directory: str, scratch: str, out: str, bits: str) -> dict[str, 
     raw = Path(scratch) / "raw"
     # main_export would load the model again.
     onnx_export_from_model(model, raw, task=_TASK, do_validation=False)
-    described = _described(config, raw / GRAPH_FILE, scores.shape[1], context)
     graph = onnx.load(str(raw / GRAPH_FILE))
+    described = _described(config, graph, scores.shape[1], context)
     shutil.rmtree(raw)
-    _save(graph if bits == "32" else _quantize(graph, int(bits)), Path(out))
+    onnx.save_model(
+        graph if bits == "32" else _quantize(graph, int(bits)),
+        str(Path(out) / GRAPH_FILE),
+        save_as_external_data=True,
+        location=DATA_FILE,
+        size_threshold=_EXTERNAL_BYTES,
+    )
+    (Path(out) / DATA_FILE).chmod(0o644)  # onnx makes it private
     return {"config": described, "tokens": tokens, "notes": notes}
 
 
@@ -157,11 +164,8 @@ def plan_text(config: Any, text: list[int]) -> tuple[int, list[int], list[str]]:
     return context, text[:context], notes
 
 
-def _described(config: Any, graph: Path, vocab_size: int, context: int) -> dict[str, Any]:
-    import onnx
-
-    inputs = onnx.load(str(graph), load_external_data=False).graph.input
-    past = {value.name: value.type.tensor_type.shape.dim for value in inputs}
+def _described(config: Any, model: Any, vocab_size: int, context: int) -> dict[str, Any]:
+    past = {value.name: value.type.tensor_type.shape.dim for value in model.graph.input}
     keys = past["past_key_values.0.key"]
     inner = next((getattr(config, n, None) for n in ("intermediate_size", "ffn_dim")), None)
     return {
@@ -178,19 +182,6 @@ def _described(config: Any, graph: Path, vocab_size: int, context: int) -> dict[
         "rope_theta": float(getattr(config, "rope_theta", None) or 0.0),
         "tied_embeddings": bool(config.tie_word_embeddings),
     }
-
-
-def _save(model: Any, out: Path) -> None:
-    import onnx
-
-    onnx.save_model(
-        model,
-        str(out / GRAPH_FILE),
-        save_as_external_data=True,
-        location=DATA_FILE,
-        size_threshold=_EXTERNAL_BYTES,
-    )
-    (out / DATA_FILE).chmod(0o644)  # onnx makes it private
 
 
 LIBRARY = "optimum-onnx"
@@ -245,8 +236,19 @@ class OptimumExporter:
         def on_chunk(done: float) -> None:
             progress("Comparing with transformers", done)
 
+        progress("Exporting with optimum", 0.0)
+        text = parity_tokens(source.path, source.tokenizer_json())
         with scratch_beside(out) as scratch, atomic_directory(out) as work:
-            written = _write_graph(source, scratch, work, quantization.bits, progress)
+            (scratch / TOKENS_FILE).write_text(json.dumps(text), encoding="ascii")
+            arguments = map(str, (source.path, scratch, work, quantization.bits))
+            try:
+                written = dict(isolated(write_graph, *arguments, timeout_s=_TIMEOUT_S))
+            except IsolatedError as error:
+                raise ExportError(
+                    f"optimum cannot export {source.path}: {str(error)[:_MAX_REASON]}",
+                    remedy="Use a causal language model of an architecture that optimum exports; "
+                    "check its files and the versions of optimum's extra.",
+                ) from error
 
             def compared(bundle: Bundle) -> Parity:
                 tokens, scores = written["tokens"], np.load(scratch / SCORES_FILE, "r")
@@ -267,28 +269,6 @@ class OptimumExporter:
         return report_bundle(out)
 
 
-def _write_graph(
-    source: OptimumSource,
-    scratch: Path,
-    out: Path,
-    bits: int,
-    progress: Progress,
-) -> dict[str, Any]:
-    path = source.path
-    progress("Exporting with optimum", 0.0)
-    text = parity_tokens(path, source.tokenizer_json())
-    (scratch / TOKENS_FILE).write_text(json.dumps(text), encoding="ascii")
-    arguments = map(str, (path, scratch, out, bits))
-    try:
-        return dict(isolated(write_graph, *arguments, timeout_s=_TIMEOUT_S))
-    except IsolatedError as error:
-        raise ExportError(
-            f"optimum cannot export {path}: {str(error)[:_MAX_REASON]}",
-            remedy="Use a causal language model of an architecture that optimum exports; check its "
-            "files and the versions of optimum's extra.",
-        ) from error
-
-
 def open_source(path: Path) -> OptimumSource:
     """Read all but the weights. Raises ModelFileError, UnsupportedModelError."""
     if not path.is_dir():
@@ -306,15 +286,15 @@ def open_source(path: Path) -> OptimumSource:
     values = files[CONFIG]
     model_type = values.get("model_type")
     if not isinstance(model_type, str):
-        raise damaged(f"{path / 'config.json'}: model_type is {reprlib.repr(model_type)}")
+        raise damaged(f"{path / CONFIG}: model_type is {reprlib.repr(model_type)}")
     if values.get("is_encoder_decoder"):
         raise UnsupportedModelError(
-            f"{path / 'config.json'} is of a model with an encoder and a decoder",
+            f"{path / CONFIG} is of a model with an encoder and a decoder",
             remedy="Only models that write text token by token, without an encoder, can run.",
         )
     if "quantization_config" in values:
         raise UnsupportedModelError(
-            f"{path / 'config.json'}: the weights are quantized already",
+            f"{path / CONFIG}: the weights are quantized already",
             remedy="Export the model that they were quantized from.",
         )
     weight_files(path)

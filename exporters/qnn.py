@@ -40,7 +40,7 @@ from edge_spec.exporters.block_quantize import BlockQuantized, channels
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.onnx.emitter import output_of
 from edge_spec.exporters.onnx.nodes import DATA_FILE
-from edge_spec.exporters.onnx.static import StaticForm, StaticIntegers, StaticOnnxExporter
+from edge_spec.exporters.onnx.static import StaticIntegers, StaticOnnxExporter
 from edge_spec.exporters.requests import (
     BLOCK_SIZE,
     check_request,
@@ -96,24 +96,25 @@ class HtpIntegers(StaticIntegers):
         return BlockQuantized.symmetric(8, columns, packed, of_blocks)
 
 
-HTP = StaticForm(HtpIntegers, fuses_norms=True)
+class HtpGraphs(StaticOnnxExporter):
+    """The static bundle that QNN compiles."""
+
+    integers = HtpIntegers
+    fuses_norms = True
 
 
 class QnnExporter:
     format = "qnn"
 
     def require_exportable(self, checkpoint: StoredCheckpoint) -> None:
-        StaticOnnxExporter().require_exportable(checkpoint)
+        HtpGraphs().require_exportable(checkpoint)
 
     def export(
         self, checkpoint: StoredCheckpoint, out: Path, options: ExportOptions, progress: Progress
     ) -> ExportReport:
         """Write the bundle `out` for `options.compute`; the parity check runs its static bundle on
-        the CPU.
-
-        Raises MissingDependencyError without QNN's compiler, UnsupportedModelError for a model too
-        large to map, ExportError if the compiler fails or leaves attention or matrices to the CPU.
-        """
+        the CPU. Raises as `require_compiler` and `compile_graphs`, and UnsupportedModelError for a
+        model too large to map."""
         out = out.absolute()
         require_compiler()
         soc = chosen_soc(options.compute)
@@ -125,9 +126,15 @@ class QnnExporter:
         with atomic_directory(out) as work:
             scratch = work / "scratch"  # several times the weights, which /tmp may not hold
             scratch.mkdir()
-            StaticOnnxExporter(HTP).export(checkpoint, scratch / "static", asked, progress)
+            HtpGraphs().export(checkpoint, scratch / "static", asked, progress)
             static = open_bundle(scratch / "static", hashed=False)
-            _require_mapped(static.file(DATA_FILE).stat().st_size)
+            num_bytes = static.file(DATA_FILE).stat().st_size
+            if num_bytes > MAX_MAPPED_BYTES:
+                raise UnsupportedModelError(
+                    f"its weights are {num_bytes / 1e9:.1f} GB, and an NPU of Qualcomm's maps "
+                    f"about {MAX_MAPPED_BYTES / 1e9:.1f} GB",
+                    remedy="Use fewer bits (--quant int4), or a smaller model.",
+                )
             graphs = {path.stem: path for path in sorted(static.path.glob("*.onnx"))}
             binary = compile_graphs(graphs, work, soc, progress)
             shutil.copyfile(static.file(TOKENIZER), work / TOKENIZER)
@@ -138,15 +145,6 @@ class QnnExporter:
         versions = ", ".join(f"{name} {version}" for name, version in binary.versions.items())
         note = f"compiled for {soc} (HTP v{binary.htp_arch}) by {versions}; runs there alone"
         return report_bundle(out, (note,))
-
-
-def _require_mapped(num_bytes: int) -> None:
-    if num_bytes > MAX_MAPPED_BYTES:
-        raise UnsupportedModelError(
-            f"its weights are {num_bytes / 1e9:.1f} GB, and an NPU of Qualcomm's maps about "
-            f"{MAX_MAPPED_BYTES / 1e9:.1f} GB",
-            remedy="Use fewer bits (--quant int4), or a smaller model.",
-        )
 
 
 class Soc(NamedTuple):
@@ -193,13 +191,10 @@ _ENTRIES = {
 
 
 def compile_all(request: str) -> dict[str, Any]:
-    """Compile graphs into one binary. Return the compilers' versions, and per function the number
-    of nodes left to the CPU, by operator.
+    """Compile graphs into one binary: sessions share weights only within a process. Return the
+    compilers' versions, and per function the number of nodes left to the CPU, by operator.
 
-    Sessions share weights only within a process; one per function would store all weights again.
-
-    request: JSON with `graphs` (function -> path), `out` (a directory) and the provider's
-    `options`.
+    request: JSON with `graphs` (function -> path), `out` (a directory), the provider's `options`.
     """
     import onnxruntime
     import onnxruntime_qnn as provider
@@ -269,11 +264,8 @@ def compile_graphs(
     work: Callable[[str], dict[str, Any]] = compile_all,
     timeout_s: float = _TIMEOUT_S,
 ) -> CompiledFor:
-    """Write the graphs' binary, and a small graph per function, into the directory `out`.
-
-    Raises ExportError if the compiler fails, crashes, hangs, or leaves attention or matrices to the
-    CPU.
-    """
+    """Write the graphs' binary, and a small graph per function, into `out`. Raises ExportError if
+    the compiler fails, crashes, hangs, or leaves attention or matrices to the CPU."""
     chip = SOCS[soc]
     request = {
         "graphs": {function: str(path) for function, path in graphs.items()},

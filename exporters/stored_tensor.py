@@ -35,12 +35,14 @@ _Made = TypeVar("_Made")
 
 @dataclass(frozen=True, eq=False)
 class StoredTensor:
-    """A weight in its file. read_rows: replaces reading `data`, returns uint8 [rows, row_bytes]."""
+    """A weight in its file. read_rows: replaces reading `data`, returns uint8 [rows, row_bytes].
+    importance: [columns], the cost of an error in each; None: equal."""
 
     shape: tuple[int, ...]
     kind: GGMLQuantizationType
     data: np.ndarray  # uint8 [..., row_bytes], a view of the mapped file
     read_rows: Callable[[slice | np.ndarray], np.ndarray] | None = None
+    importance: np.ndarray | None = None
 
     @classmethod
     def of(cls, values: np.ndarray) -> StoredTensor:

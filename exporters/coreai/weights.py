@@ -6,9 +6,7 @@ dequantizes blocks in every pass, those of transposed matrices in twice the time
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import numpy as np
 from coreai.authoring import (
@@ -45,13 +43,8 @@ class CoreAiWeights:
     """Read a checkpoint, and quantize each matrix once. bits: of the layers' matrices, in blocks;
     None: all matrices are float32."""
 
-    def __init__(
-        self,
-        checkpoint: StoredCheckpoint,
-        bits: int | None,
-        importance: Mapping[str, np.ndarray] = MappingProxyType({}),
-    ) -> None:
-        self._checkpoint, self._bits, self._importance = checkpoint, bits, importance
+    def __init__(self, checkpoint: StoredCheckpoint, bits: int | None) -> None:
+        self._checkpoint, self._bits = checkpoint, bits
         self._stored: dict[str, _Blocks] = {}
 
     def vector(self, name: str) -> Value:
@@ -85,12 +78,7 @@ class CoreAiWeights:
     def _blocks(self, name: str, bits: int) -> _Blocks:
         """Return symmetric blocks. GGUF's Q4_0 and Q8_0 are kept bit for bit."""
         if name not in self._stored:
-            found = quantize_stored(
-                [self._checkpoint.tensors[name]],
-                bits,
-                self._importance.get(name),
-                symmetric=True,
-            )
+            found = quantize_stored([self._checkpoint.tensors[name]], bits, symmetric=True)
             levels = (found.levels().astype(np.int16) - (1 << (bits - 1))).astype(np.int8)
             self._stored[name] = _Blocks(bits, levels, found.scales)
         return self._stored[name]

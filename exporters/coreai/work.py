@@ -11,7 +11,7 @@ import numpy as np
 from edge_spec.core.isolated import tell
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.core.tree import TokenTree
-from edge_spec.exporters.block_quantize import input_importance
+from edge_spec.exporters.block_quantize import weigh_columns
 from edge_spec.exporters.checkpoint import first_layers
 from edge_spec.exporters.parity import score_text
 from edge_spec.exporters.reader import open_checkpoint
@@ -32,10 +32,9 @@ def write(source: str, path: str, asked: str) -> None:
     bits, num_layers, context_length, hidden = loads(asked)
     checkpoint = first_layers(open_checkpoint(Path(source)), num_layers)
     config = replace(checkpoint.config, context_length=context_length)
-    importance = {}
     if bits is not None:
-        importance = dict(input_importance(checkpoint, lambda what, done: tell(done / 3)))
-    weights = CoreAiWeights(checkpoint, bits, importance)
+        checkpoint = weigh_columns(checkpoint, lambda what, done: tell(done / 3))
+    weights = CoreAiWeights(checkpoint, bits)
     shape = StaticShape.of(context_length)
     program = build_program(weights, config, shape, hidden, lambda done: tell((1 + done) / 3))
     try:

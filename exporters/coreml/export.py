@@ -20,7 +20,7 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.export import ExportOptions, ExportReport
 from edge_spec.core.model import Progress
 from edge_spec.errors import UnsupportedModelError, UsageError
-from edge_spec.exporters.block_quantize import input_importance
+from edge_spec.exporters.block_quantize import weigh_columns
 from edge_spec.exporters.checkpoint import StoredCheckpoint, first_layers
 from edge_spec.exporters.coreml.graph import ANE_MAX_SIZE, AnePass, GpuPass, build_program
 from edge_spec.exporters.coreml.weights import CoreMlWeights, Storage, blocks, dense, palette
@@ -89,11 +89,9 @@ class CoreMlExporter:
         config = replace(checkpoint.config, context_length=shape.context_length)
         quantization = QUANTIZATIONS[compute][name]
         with atomic_directory(out) as work:
-            weighs = name != "fp16"
-            importance = input_importance(checkpoint, progress) if weighs else {}
-            weights = CoreMlWeights(
-                checkpoint, quantization.body, quantization.head, np.float16, importance
-            )
+            if name != "fp16":
+                checkpoint = weigh_columns(checkpoint, progress)
+            weights = CoreMlWeights(checkpoint, quantization.body, quantization.head, np.float16)
             layout = AnePass if compute == ANE else GpuPass
             program = build_program(
                 weights,

@@ -5,10 +5,9 @@ All functions of a package add the same constants; those of one name are stored 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil, gcd, log2
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -91,13 +90,12 @@ _INDICES = {4: types.np_uint4_dtype, 6: types.np_uint6_dtype}
 # Add a matrix [rows, columns] to the current function, with a name and shape (rows, columns, 1,
 # ...).
 Stored = Callable[[str, tuple[int, ...]], Var]
-# From a tensor, some of its rows and the importance of columns (None: equal).
-Storage = Callable[[StoredTensor, slice, np.ndarray | None], Stored]
+Storage = Callable[[StoredTensor], Stored]
 
 
 def dense(dtype: type[np.floating]) -> Storage:
-    def store(tensor: StoredTensor, rows: slice, importance: np.ndarray | None) -> Stored:
-        values = tensor.float32()[rows].astype(dtype)
+    def store(tensor: StoredTensor) -> Stored:
+        values = tensor.float32().astype(dtype)
         return lambda name, shape: constant(name, values.reshape(shape))
 
     return store
@@ -107,8 +105,8 @@ def blocks(bits: int) -> Storage:
     """Store symmetric blocks, which Core ML's GPU kernels require. GGUF's Q4_0 and Q8_0 are kept
     bit for bit."""
 
-    def store(tensor: StoredTensor, rows: slice, importance: np.ndarray | None) -> Stored:
-        found = quantize_stored([tensor.rows(rows)], bits, importance, symmetric=True)
+    def store(tensor: StoredTensor) -> Stored:
+        found = quantize_stored([tensor], bits, symmetric=True)
         middle = 1 << (found.bits - 1)
         levels = (found.levels().astype(np.int16) - middle).astype(_INTEGERS[found.bits])
         scales = found.scales.astype(np.float16)
@@ -126,8 +124,8 @@ def blocks(bits: int) -> Storage:
 
 
 def palette(bits: int) -> Storage:
-    def store(tensor: StoredTensor, rows: slice, importance: np.ndarray | None) -> Stored:
-        found = palettize(tensor.float32()[rows], bits, importance)
+    def store(tensor: StoredTensor) -> Stored:
+        found = palettize(tensor.float32(), bits, tensor.importance)
         indices = found.indices.astype(_INDICES[bits])
         groups, entries = found.tables.shape
 
@@ -160,13 +158,11 @@ class CoreMlWeights:
         body: Storage,
         head: Storage,
         dtype: type[np.floating],
-        importance: Mapping[str, np.ndarray] = MappingProxyType({}),
     ) -> None:
         self.checkpoint = checkpoint
         self.dtype = dtype
         self._body = body
         self._head = head
-        self._importance = importance  # of columns, by matrix
         self._stored: dict[str, Stored] = {}
 
     def vector(self, name: str) -> Var:
@@ -193,7 +189,7 @@ class CoreMlWeights:
         key = _identifier(f"{name}.{rows.start}")
         if key not in self._stored:
             self._require_fitting(name, tensor)
-            self._stored[key] = storage(tensor, rows, self._importance.get(name))
+            self._stored[key] = storage(tensor.rows(rows))
         return self._stored[key](key, shape)
 
     def _require_fitting(self, name: str, tensor: StoredTensor) -> None:

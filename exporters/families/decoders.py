@@ -118,10 +118,6 @@ def _normed_after(stated: StatedConfig, local: Rope, full: Rope | None) -> Field
     return {"norm_places": "after", **kinds}
 
 
-def _hunyuan(stated: StatedConfig) -> Fields:
-    return {"qk_norm_after_rope": True}
-
-
 def _ministral(stated: StatedConfig) -> Fields:
     """End the context at the original length, within which queries are not scaled."""
     fields = _llama(stated)
@@ -199,7 +195,7 @@ FAMILIES = (
     Family(
         ("hunyuan_v1_dense",),
         ("hunyuan-dense",),
-        _hunyuan,
+        lambda stated: {"qk_norm_after_rope": True},
         rules=((r"\.query_layernorm\.", ".q_norm."), (r"\.key_layernorm\.", ".k_norm.")),
     ),
     Family(
@@ -225,7 +221,7 @@ FAMILIES = (
 
 _BLOCK, _BLOCK_BYTES = 32, 16  # weights that share a scale; their bytes without it
 _BLOCKS, _SCALES, _BIAS = "_blocks", "_scales", "_bias"
-_PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+_MATRICES = ("gate_up_proj", "down_proj")
 _LIMIT = 7.0  # clamp of gate and up; not in GGUF
 _Rows = slice | np.ndarray
 
@@ -243,24 +239,24 @@ def _gpt_oss(stated: StatedConfig) -> Fields:
 
 def _of_experts(config: ModelConfig, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
     """Split the experts: MXFP4 blocks and scales, or transposed matrices. Rows of gate and up
-    alternate."""
+    alternate; ours follow each other."""
     found = {}
     for name, tensor in stored.items():
         prefix, is_expert, part = name.partition(".mlp.experts.")
         whole = part.removesuffix(_BLOCKS).removesuffix(_BIAS)
-        parts = _PARTS.get(whole, ()) if is_expert else ()
-        scales = stored.get(f"{prefix}{is_expert}{whole}{_SCALES}")
-        if not parts:
+        if whole not in _MATRICES:
             if not part.endswith(_SCALES):  # read with their blocks
                 found[name] = tensor
             continue
+        scales = stored.get(f"{prefix}{is_expert}{whole}{_SCALES}")
         _require_experts(name, tensor, scales, config)
         ending = "bias" if part.endswith(_BIAS) else "weight"
         for expert in range(config.num_experts):
             own = _of_expert(part, tensor, scales, expert)
-            for turn, of_part in enumerate(parts):
-                rows = own.rows(slice(turn, None, len(parts)))
-                found[f"{prefix}{is_expert}{expert}.{of_part}.{ending}"] = rows
+            if whole == _MATRICES[0]:
+                count = own.shape[0]
+                own = own.in_order(np.r_[0:count:2, 1:count:2])
+            found[f"{prefix}{is_expert}{expert}.{whole}.{ending}"] = own
     return found
 
 

@@ -213,12 +213,9 @@ def quantize(
     progress: Progress,
     outputs: Kind | None = None,
 ) -> None:
-    """Write `target`; tensors that have their type already are copied bit for bit. outputs: the
-    output matrix's type (None: a better one than the others').
-
-    Runs in a separate process: the library cannot be stopped, exits when a check fails, and has one
-    log callback for all users. Raises ExportError.
-    """
+    """Write `target`, in a separate process: the library cannot be stopped, exits when a check
+    fails, and has one log callback. Tensors of their type are copied bit for bit. outputs: the
+    output matrix's type (None: a better one than the others'). Raises ExportError."""
     arguments = [str(source), str(target), str(int(file_type))]
     arguments += [] if outputs is None else [str(int(outputs))]
     try:
@@ -265,17 +262,13 @@ def run_library(source: str, target: str, file_type: str, outputs: str = "") -> 
 
 
 _COMPUTED = ("architecture", "alignment", "file_type", "quantization_version")
-_NUMBERS: dict[str, GGUFValueType] = {
-    np.dtype(kind.name.lower()).str: kind
+_DTYPES = {
+    kind: np.dtype(kind.name.lower())
     for kind in GGUFValueType
     if kind not in (GGUFValueType.STRING, GGUFValueType.ARRAY)
 }
-_SCALARS = {
-    bool: GGUFValueType.BOOL,
-    int: GGUFValueType.UINT32,
-    float: GGUFValueType.FLOAT32,
-}
-_DTYPES = {kind: dtype for dtype, kind in _NUMBERS.items()}
+_KINDS = {dtype: kind for kind, dtype in _DTYPES.items()}
+_OF_PYTHON = {bool: np.bool_, int: np.uint32, float: np.float32}  # 32 bits for numbers
 
 
 def stated_metadata(path: Path) -> Pairs:
@@ -322,20 +315,19 @@ def _sampling(checkpoint: StoredCheckpoint) -> Pairs:
 
 
 def _add_metadata(writer: gguf.GGUFWriter, metadata: Pairs) -> None:
-    """Write Python numbers as 32 bits; skip empty arrays, which gguf cannot write."""
+    """Skip empty arrays, which gguf cannot write, and arrays of arrays."""
     for key, value in metadata.items():
-        if isinstance(value, np.ndarray) and value.size:
-            kind = _NUMBERS[value.dtype.str]
-            writer.add_key_value(key, value.tolist(), GGUFValueType.ARRAY, kind)
-        elif isinstance(value, np.generic):
-            writer.add_key_value(key, value.item(), _NUMBERS[value.dtype.str])
-        elif isinstance(value, list) and value and all(isinstance(item, str) for item in value):
-            writer.add_key_value(key, value, GGUFValueType.ARRAY, GGUFValueType.STRING)
-        elif isinstance(value, str):  # a path's name may be invalid UTF-8
+        if isinstance(value, str):  # a path's name may be invalid UTF-8
             valid = value.encode("utf-8", "replace")
             writer.add_key_value(key, valid, GGUFValueType.STRING)
-        elif isinstance(value, bool | int | float):
-            writer.add_key_value(key, value, _SCALARS[type(value)])
+        elif isinstance(value, list):
+            if value and all(isinstance(item, str) for item in value):
+                writer.add_key_value(key, value, GGUFValueType.ARRAY, GGUFValueType.STRING)
+        elif (values := np.asarray(value, _OF_PYTHON.get(type(value)))).ndim == 0:
+            writer.add_key_value(key, values.item(), _KINDS[values.dtype])
+        elif values.size:
+            kind = _KINDS[values.dtype]
+            writer.add_key_value(key, values.tolist(), GGUFValueType.ARRAY, kind)
 
 
 FLOATS = (Kind.F32, Kind.F16, Kind.BF16)

@@ -65,11 +65,8 @@ _REMEDY = "Run the directory with --runtime ort, or use a GGUF file from the mod
 
 def vocabulary_of(checkpoint: StoredCheckpoint) -> Pairs:
     """Return tokens, types, and merges or scores, without added tokens that the model does not
-    score.
-
-    Raises UnsupportedModelError for a tokenizer that llama.cpp does not have, ModelFileError for
-    another model's.
-    """
+    score. Raises UnsupportedModelError for a tokenizer that llama.cpp does not have,
+    ModelFileError for another model's."""
     source, vocab_size = checkpoint.tokenizer_json(), checkpoint.config.vocab_size
     Tokenizer(source)  # raises ModelFileError
     described = json.loads(source)

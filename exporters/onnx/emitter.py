@@ -4,6 +4,7 @@ kinds write linear layers and embedding; the graph does not know about quantizat
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Self
 
 import numpy as np
 from onnx import TensorProto
@@ -58,12 +59,13 @@ class IntegerWeights:
     def embed(self, ids: str, output: str, name: str) -> str:
         """Look up rows of a table: ids [1, rows] -> `output` [1, rows, columns]."""
         if name == EMBEDDING:  # a tied head shares these blocks, in another shape
-            inputs = [*self._store_table(name)]
-            size = self._checkpoint.config.vocab_size
-            flat = self._nodes.weights.add("embedding_shape", np.array([size, -1]))
-            inputs[0] = self._nodes.add("Reshape", [inputs[0], flat], "embedding_2d")
-        else:
-            inputs = self._store_flat(name)
+            inputs, shape = [*self._store_table(name)], [self._checkpoint.config.vocab_size, -1]
+            inputs[0] = self._nodes.reshape(inputs[0], "embedding_shape", shape, "embedding_2d")
+        else:  # only looked up: its blocks are side by side
+            table = quantize_stored([self._checkpoint.tensors[name]], 8)
+            inputs = self._nodes.store_parts(
+                name, table.flat(), table.scales, table.stated_zero_points()
+            )
         return self._nodes.add(
             "GatherBlockQuantized",
             [inputs[0], ids, *inputs[1:]],
@@ -93,16 +95,6 @@ class IntegerWeights:
             in_turns([quantize_stored([tensors[own]], self.bits) for own in each]) for each in names
         ]
         return self._nodes.store_experts(name, experts)
-
-    def _store_flat(self, name: str) -> list[str]:
-        """Store a table that is only looked up, its blocks side by side."""
-        table = quantize_stored([self._checkpoint.tensors[name]], 8)
-        add = self._nodes.weights.add
-        return [
-            add(name, table.packed.reshape(len(table.packed), -1)),
-            add(name + ".scales", table.scales),
-            add(name + ".zero_points", table.stated_zero_points()),
-        ]
 
     def _store_table(self, name: str) -> list[str]:
         """Store embedding or head; a tied table only once."""
@@ -185,7 +177,7 @@ class Emitter(Nodes, DecoderWalk[str]):
     """The nodes of a graph, or of a branch, that reads a checkpoint.
 
     Arguments and results are tensor names; the last argument mostly names the result. Constants and
-    weights are stored once per name. matrices: how they are stored; set after construction.
+    weights are stored once per name. matrices: how they are stored (`with_matrices`).
     """
 
     matrices: OnnxWeights
@@ -194,6 +186,14 @@ class Emitter(Nodes, DecoderWalk[str]):
         super().__init__(weights)
         self.checkpoint = checkpoint
         self.config = checkpoint.config
+
+    def with_matrices(self, bits: int) -> Self:
+        if bits <= 8:
+            self.matrices = IntegerWeights(self.checkpoint, self, bits)
+        else:
+            kind = np.float16 if bits == 16 else np.float32
+            self.matrices = FloatWeights(self.checkpoint, self, kind)
+        return self
 
     def branch(self) -> Emitter:
         inner = Emitter(self.weights, self.checkpoint)

@@ -1,8 +1,8 @@
 """A mixture of experts for onnxruntime.
 
-Its operators compute an expert's rows together, so that their last bits depend on each other.
-Passes up to MAX_SINGLE_ROWS therefore compute each row alone, in a `Scan`; that costs the same,
-since few rows of a small pass share an expert.
+Its operators compute an expert's rows together, so their last bits depend on each other. Passes up
+to MAX_SINGLE_ROWS therefore compute each row alone, in a `Scan`, at the same cost: few of their
+rows share an expert.
 
 Where the operator lacks the activation, nodes sort the rows by expert and skip experts without
 rows. In small passes each expert gets its rows twice: a matrix of one row runs in another kernel,

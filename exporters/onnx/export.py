@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
-
-import numpy as np
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.export import ExportOptions, ExportReport
@@ -14,7 +11,6 @@ from edge_spec.core.model import Progress
 from edge_spec.errors import UnsupportedModelError
 from edge_spec.exporters.checkpoint import StoredCheckpoint, first_layers
 from edge_spec.exporters.onnx.attention import pays_to_stack
-from edge_spec.exporters.onnx.emitter import Emitter, FloatWeights, IntegerWeights
 from edge_spec.exporters.onnx.experts import is_composed
 from edge_spec.exporters.onnx.graph import ENCODER_FILE, PARTIAL_FILE, EncoderBuilder, GraphBuilder
 from edge_spec.exporters.onnx.nodes import DATA_FILE, Initializers
@@ -62,10 +58,19 @@ class OnnxExporter:
         checkpoint = first_layers(checkpoint, options.num_layers)
         with atomic_directory(out) as work:
             with (work / DATA_FILE).open("wb") as data:
-                _write_graph(checkpoint, Initializers(data), work, quantization.bits, progress)
+                weights = Initializers(data)
+                graph = GraphBuilder(weights, checkpoint).with_matrices(quantization.bits)
+                models = {GRAPH_FILE: graph.build(checkpoint.on_layer(progress))}
+                if checkpoint.config.encoder is None:
+                    models[PARTIAL_FILE] = graph.partial()
+                else:  # it does not draft
+                    encoder = EncoderBuilder(weights, checkpoint)
+                    encoder.with_matrices(quantization.bits)
+                    models[ENCODER_FILE] = encoder.build_encoder()
+            for file, model in models.items():
+                (work / file).write_bytes(model.SerializeToString())
             bound = quantization.max_kl_divergence
-            score = partial(scores_by, "ort")
-            compared = against_reference(checkpoint, score, bound, progress)
+            compared = against_reference(checkpoint, partial(scores_by, "ort"), bound, progress)
             describe(
                 work,
                 checkpoint,
@@ -110,37 +115,3 @@ def _require_whole_blocks(checkpoint: StoredCheckpoint) -> None:
     if config.experts is not None and not is_composed(config):
         sizes.append(config.intermediate_size)
     require_whole_rows(checkpoint.path, sizes, "Export it with --quant fp16 or fp32.")
-
-
-def _write_graph(
-    checkpoint: StoredCheckpoint,
-    weights: Initializers,
-    work: Path,
-    bits: int,
-    progress: Progress,
-) -> None:
-    graph = _with_matrices(GraphBuilder(weights, checkpoint), bits)
-
-    def written(layer: int) -> None:
-        checkpoint.release_pages()
-        progress("Converting the weights", (layer + 1) / checkpoint.config.num_layers)
-
-    model = graph.build(written)
-    (work / GRAPH_FILE).write_bytes(model.SerializeToString())
-    if checkpoint.config.encoder is not None:
-        encoder = _with_matrices(EncoderBuilder(weights, checkpoint), bits)
-        (work / ENCODER_FILE).write_bytes(encoder.build_encoder().SerializeToString())
-        return  # it does not draft
-    (work / PARTIAL_FILE).write_bytes(graph.partial().SerializeToString())
-
-
-_Graph = TypeVar("_Graph", bound=Emitter)
-
-
-def _with_matrices(graph: _Graph, bits: int) -> _Graph:
-    if bits <= 8:
-        graph.matrices = IntegerWeights(graph.checkpoint, graph, bits)
-    else:
-        kind = np.float16 if bits == 16 else np.float32
-        graph.matrices = FloatWeights(graph.checkpoint, graph, kind)
-    return graph

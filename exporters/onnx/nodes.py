@@ -87,13 +87,15 @@ class Nodes:
             accuracy_level=_ACCURACY_INT8 if rounds_inputs else None,
         )
 
+    def store_parts(
+        self, name: str, packed: np.ndarray, scales: np.ndarray, zero_points: np.ndarray | None
+    ) -> list[str]:
+        """Store the parts of blocks of integers; return their names."""
+        parts = {name: packed, f"{name}.scales": scales, f"{name}.zero_points": zero_points}
+        return [self.weights.add(part, of) for part, of in parts.items() if of is not None]
+
     def store_blocks(self, name: str, weight: BlockQuantized) -> list[str]:
-        """Store blocks; return the names of packed values, scales and any zero points."""
-        parts = {name: weight.packed, f"{name}.scales": weight.scales}
-        zero_points = weight.zero_points
-        if zero_points is not None:
-            parts[f"{name}.zero_points"] = zero_points
-        return [self.weights.add(part, values) for part, values in parts.items()]
+        return self.store_parts(name, weight.packed, weight.scales, weight.zero_points)
 
     def multiply_stored(
         self,
@@ -112,14 +114,12 @@ class Nodes:
         return self.multiply_blocks(inputs, shape, weight.bits, output)
 
     def store_experts(self, name: str, experts: Sequence[BlockQuantized]) -> list[str]:
-        """Return the names of packed values [experts, rows, bytes], scales and zero points."""
-        packed = np.stack([each.packed.reshape(len(each.packed), -1) for each in experts])
-        add = self.weights.add
-        return [
-            add(name, packed),
-            add(f"{name}.scales", np.stack([each.scales for each in experts])),
-            add(f"{name}.zero_points", np.stack([each.stated_zero_points() for each in experts])),
-        ]
+        """Store packed values as [experts, rows, bytes]."""
+        parts = zip(
+            *((each.flat(), each.scales, each.stated_zero_points()) for each in experts),
+            strict=True,
+        )
+        return self.store_parts(name, *map(np.stack, parts))
 
     def choose(self, condition: str, outputs: str | list[str], *branches: GraphProto) -> str:
         """Choose between two branches with the same outputs."""
@@ -191,7 +191,13 @@ class Initializers:
         """As `add`; calls `make` only if it writes."""
         if name not in self._names:
             self._names.add(name)
-            self.protos.append(self._written(name, make()))
+            values = np.ascontiguousarray(make())
+            if values.nbytes <= INLINE_BYTES:
+                self.protos.append(numpy_helper.from_array(values, name))
+                return name
+            kind = helper.np_dtype_to_tensor_dtype(values.dtype)
+            proto = TensorProto(name=name, dims=values.shape, data_type=kind)
+            self.protos.append(self._external(proto, values))
         return name
 
     def add_int4(self, name: str, make: Callable[[], np.ndarray]) -> str:
@@ -204,28 +210,14 @@ class Initializers:
             self.protos.append(self._external(proto, pairs[:, 0] | pairs[:, 1] << 4))
         return name
 
-    def _written(self, name: str, values: np.ndarray) -> TensorProto:
-        values = np.ascontiguousarray(values)
-        if values.nbytes <= INLINE_BYTES:
-            return numpy_helper.from_array(values, name)
-        kind = helper.np_dtype_to_tensor_dtype(values.dtype)
-        return self._external(TensorProto(name=name, dims=values.shape, data_type=kind), values)
-
     def _external(self, proto: TensorProto, stored: np.ndarray) -> TensorProto:
-        offset = self._aligned()
-        self._data.write(stored.data)
-        return self._refer_outside(proto, offset)
-
-    def _aligned(self) -> int:
-        """Pad the file to the next page; return the offset."""
+        """Write `stored` at the file's next page."""
         end = self._data.tell()
         offset = -(-end // _ALIGNMENT) * _ALIGNMENT
         self._data.write(b"\0" * (offset - end))
-        return offset
-
-    def _refer_outside(self, proto: TensorProto, offset: int) -> TensorProto:
+        self._data.write(stored.data)
         proto.data_location = TensorProto.EXTERNAL
-        length = self._data.tell() - offset
-        for key, value in (("location", self._location), ("offset", offset), ("length", length)):
+        where = {"location": self._location, "offset": offset, "length": stored.nbytes}
+        for key, value in where.items():
             proto.external_data.add(key=key, value=str(value))
         return proto

@@ -10,10 +10,9 @@ share tensors of one name.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
@@ -23,8 +22,8 @@ from edge_spec.core.model import Progress
 from edge_spec.exporters.block_quantize import (
     BlockQuantized,
     channels,
-    input_importance,
     quantize_stored,
+    weigh_columns,
 )
 from edge_spec.exporters.checkpoint import StoredCheckpoint, first_layers
 from edge_spec.exporters.onnx.emitter import Emitter, FloatWeights, output_of
@@ -59,15 +58,8 @@ class StaticIntegers:
     """Layers as 8-bit channels or symmetric 4-bit blocks; embedding and head, where few bits cost
     most, as 8-bit channels."""
 
-    def __init__(
-        self,
-        checkpoint: StoredCheckpoint,
-        nodes: Nodes,
-        bits: int,
-        importance: Mapping[str, np.ndarray] = MappingProxyType({}),
-    ) -> None:
+    def __init__(self, checkpoint: StoredCheckpoint, nodes: Nodes, bits: int) -> None:
         self._checkpoint, self._nodes, self._bits = checkpoint, nodes, bits
-        self._importance = importance  # of columns, by matrix
 
     def linear(self, x: str, names: Sequence[str], biases: Sequence[str]) -> str:
         (name,) = names
@@ -100,8 +92,7 @@ class StaticIntegers:
         return self._nodes.add("DequantizeLinear", inputs, output, axis=0, block_size=size)
 
     def quantized(self, name: str) -> BlockQuantized:
-        stored, importance = [self._checkpoint.tensors[name]], self._importance.get(name)
-        return quantize_stored(stored, 4, importance, symmetric=True)
+        return quantize_stored([self._checkpoint.tensors[name]], 4, symmetric=True)
 
     def _table(self, name: str, is_turned: bool = False) -> list[str]:
         """Return levels [out, in], or [in, out] if turned, and scales [out]."""
@@ -111,21 +102,6 @@ class StaticIntegers:
             add(name, lambda: found()[0].T if is_turned else found()[0]),
             add(name + ".scales", lambda: found()[1]),
         ]
-
-
-@dataclass(frozen=True)
-class StaticForm:
-    """What a compiler wants as one node.
-
-    integers: multiplies by integer matrices. fuses_norms: an RMS norm is
-    SimplifiedLayerNormalization.
-    """
-
-    integers: type[StaticIntegers] = StaticIntegers
-    fuses_norms: bool = False
-
-
-STANDARD = StaticForm()
 
 
 class StaticPass(Emitter):
@@ -244,7 +220,10 @@ class StaticPass(Emitter):
         keys, values = self._keys_and_values(x, layer)
         # Query heads that share keys are extra rows of one head, so that no key is repeated.
         shape = (1, config.num_kv_heads, self._groups * self._rows, config.head_dim)
-        queries = self._scaled(self.heads(x, layer, "q"), prefix)
+        # Scaled first, so that products stay within float16.
+        queries = self.heads(x, layer, "q")
+        scale = self.constant("attention_scale", config.head_dim**-0.5, np.float32)
+        queries = self.add("Mul", [queries, scale], prefix + "scaled")
         queries = self._reshaped(queries, shape, prefix + "queries")
         past_keys, past_values = (self._widened(f"past.{layer}.{part}") for part in PARTS)
         scores = [
@@ -263,11 +242,6 @@ class StaticPass(Emitter):
         ]
         mixed = self.add("Add", parts, prefix + "mixed")
         return self.linear(self._joined(mixed, prefix), prefix, ["o_proj"], config.output_bias)
-
-    def _scaled(self, queries: str, prefix: str) -> str:
-        """Scale queries first, so that products stay within float16."""
-        scale = self.constant("attention_scale", self.config.head_dim**-0.5, np.float32)
-        return self.add("Mul", [queries, scale], prefix + "scaled")
 
     def _masked_scores(self, queries: str, keys: str, mask: str) -> str:
         turned = self.add("Transpose", [keys], keys + ".turned", perm=[0, 1, 3, 2])
@@ -331,9 +305,9 @@ QUANTIZATIONS: Mapping[str, BlockQuantization] = {
 
 class StaticOnnxExporter:
     format = "onnx-static"
-
-    def __init__(self, form: StaticForm = STANDARD) -> None:
-        self._form = form
+    # What a compiler wants as one node.
+    integers: type[StaticIntegers] = StaticIntegers  # multiplies by integer matrices
+    fuses_norms = False  # an RMS norm is SimplifiedLayerNormalization
 
     def require_exportable(self, checkpoint: StoredCheckpoint) -> None:
         require_plain(checkpoint, "static ONNX")
@@ -351,10 +325,25 @@ class StaticOnnxExporter:
         shape = chosen_shape(checkpoint.config, options.context_length)
         bound = QUANTIZATIONS[name].max_kl_divergence
         compared = against_reference(checkpoint, partial(scores_by, "ort"), bound, progress)
+        bits = QUANTIZATIONS[name].bits
+        floats = np.float32 if bits == 32 else np.float16
+        state = helper.np_dtype_to_tensor_dtype(np.dtype(floats))
+        checkpoint = weigh_columns(checkpoint, progress) if bits == 4 else checkpoint
         with atomic_directory(out) as work:
+            on_layer, wanted = checkpoint.on_layer(progress), functions()
             with (work / DATA_FILE).open("wb") as data:
                 weights = Initializers(data)
-                self._write(checkpoint, weights, work, name, shape, options.hidden_states, progress)
+                for function in wanted:  # the first one stores all weights
+                    graph = StaticPass(
+                        weights, checkpoint, function, shape, state, self.fuses_norms
+                    )
+                    if bits > 8:
+                        graph.static = StaticFloats(checkpoint, graph, floats)
+                    else:
+                        graph.static = self.integers(checkpoint, graph, bits)
+                    told = on_layer if function is wanted[0] else lambda layer: None
+                    model = graph.build(options.hidden_states, told)
+                    (work / f"{function.name}.onnx").write_bytes(model.SerializeToString())
             describe(
                 work,
                 checkpoint,
@@ -364,33 +353,3 @@ class StaticOnnxExporter:
                 check=compared if options.check else None,
             )
         return report_bundle(out)
-
-    def _write(
-        self,
-        checkpoint: StoredCheckpoint,
-        weights: Initializers,
-        work: Path,
-        quantization: str,
-        shape: StaticShape,
-        hidden: bool,
-        progress: Progress,
-    ) -> None:
-        """Write all functions; the first one stores all weights."""
-        bits = QUANTIZATIONS[quantization].bits
-        floats = np.float32 if bits == 32 else np.float16
-        state = helper.np_dtype_to_tensor_dtype(np.dtype(floats))
-        importance = input_importance(checkpoint, progress) if bits == 4 else {}
-
-        def written(layer: int) -> None:
-            checkpoint.release_pages()
-            progress("Converting the weights", (layer + 1) / checkpoint.config.num_layers)
-
-        first, *others = functions()
-        for function in (first, *others):
-            graph = StaticPass(weights, checkpoint, function, shape, state, self._form.fuses_norms)
-            if bits > 8:
-                graph.static = StaticFloats(checkpoint, graph, floats)
-            else:
-                graph.static = self._form.integers(checkpoint, graph, bits, importance)
-            model = graph.build(hidden, written if function is first else lambda layer: None)
-            (work / f"{function.name}.onnx").write_bytes(model.SerializeToString())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -33,7 +34,7 @@ from fixtures.silence import quiet
 
 CONTEXT = 64
 LAYOUTS = {"gpu": GpuPass, "ane": AnePass}
-# Head sizes of 32, which the Neural Engine's layout needs, and rows of whole blocks.
+# Rows of whole blocks.
 WIDE = {"head_dim": 32, "hidden_size": 64, "intermediate_size": 96}
 
 Open = Callable[..., Any]
@@ -42,13 +43,6 @@ Open = Callable[..., Any]
 def export(checkpoint: Any, out: Path, **options: Any) -> Bundle:
     CoreMlExporter().export(checkpoint, out, ExportOptions(**options), quiet)
     return open_bundle(out)
-
-
-@pytest.fixture(scope="session")
-def wide(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A checkpoint that every layout and quantization takes, stored as Q8_0."""
-    path = tmp_path_factory.mktemp("wide") / "wide.gguf"
-    return runtimes.open_checkpoint(tiny.write_gguf(tiny.build("llama-tied", **WIDE), path, "Q8_0"))
 
 
 def float32_session(checkpoint: Any, unit: str, hidden: bool = False) -> StaticSession:
@@ -88,10 +82,6 @@ def test_the_graph_scores_as_the_reference_does(
             tolerance.require_float32(one, other, source.config, positions)
         for session in sessions:
             session.commit(each.path(len(each) - 1))
-
-
-def sizes(bundle: Bundle) -> dict[str, int]:
-    return {name: entry.num_bytes for name, entry in bundle.manifest.files.items()}
 
 
 @pytest.mark.parametrize(("kind", "name"), [("Q4_0", "int4"), ("Q8_0", "int8")])
@@ -142,8 +132,9 @@ def test_what_cannot_be_written_is_refused_in_one_line(
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="Core ML runs here")
-def test_a_package_is_compared_only_where_core_ml_runs(wide: Any, tmp_path: Path) -> None:
-    report = CoreMlExporter().export(wide, tmp_path / "out", ExportOptions(), quiet)
+def test_a_package_is_compared_only_where_core_ml_runs(checkpoint: Open, tmp_path: Path) -> None:
+    options = ExportOptions("fp16", context_length=CONTEXT)
+    report = CoreMlExporter().export(checkpoint("llama"), tmp_path / "out", options, quiet)
     assert report.parity == open_bundle(tmp_path / "out").manifest.parity == {}
     assert len(report.notes) == 1 and "macOS 15" in report.notes[0]
 
@@ -157,12 +148,15 @@ def test_weights_beyond_float16_are_refused(tiny: ModuleType, tmp_path: Path) ->
     assert not (tmp_path / "out").exists()
 
 
-def test_a_directory_with_something_else_is_left_alone(wide: Any, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    export(wide, out, check=False)
-    export(wide, out, quantization="int8", check=False)  # a bundle may be replaced
-    assert open_bundle(out).manifest.quantization == "int8 for the gpu"
+def test_a_directory_with_something_else_is_left_alone(
+    packaged: Callable[..., Bundle], checkpoint: Open, tmp_path: Path
+) -> None:
+    source, out = checkpoint("llama"), tmp_path / "out"
+    shutil.copytree(packaged("llama").path, out)
+    # A bundle may be replaced.
+    replaced = export(source, out, quantization="fp16", context_length=CONTEXT, check=False)
+    assert replaced.config.context_length == CONTEXT != packaged("llama").config.context_length
     (out / "model.mlpackage" / "mine.txt").write_text("mine")
     with pytest.raises(UsageError, match="exists and is not a bundle"):
-        export(wide, out)
+        export(source, out)
     assert (out / "model.mlpackage" / "mine.txt").read_text() == "mine"

@@ -1,4 +1,5 @@
-"""Exported GGUF files hold the weights of their source, and llama.cpp scores them as it does."""
+"""Exported GGUF files hold the weights of their source and what it says of itself, and llama.cpp
+scores them as it does."""
 
 from __future__ import annotations
 
@@ -26,28 +27,20 @@ from edge_spec.runtimes.llamacpp import LlamaCppModel
 from edge_spec.runtimes.reference import ReferenceModel
 from fixtures import tiny_models
 from fixtures.axes import each
+from fixtures.silence import quiet
 
-VARIANTS = (
-    *("llama", "llama-tied", "llama-linear", "llama-llama3", "llama-bias"),
-    *("mistral", "qwen2", "qwen3"),
-)
 # Of random weights rounding takes this part of the norm, measured; a shuffled row takes 140 %.
-ROUNDING = {"F32": 0.0, "F16": 0.0, "BF16": 0.0, "Q8_0": 0.01, "Q5_1": 0.05, "Q5_0": 0.06}
-ROUNDING |= {"Q4_1": 0.1, "Q4_0": 0.12}
+ROUNDING = {"Q2_K": 0.5, "Q3_K": 0.25, "Q4_K": 0.12, "Q5_K": 0.06, "Q6_K": 0.03}
 
 Paths = Callable[..., Path]
 Tokens = Callable[..., list[int]]
-
-
-def silent(what: str, fraction: float) -> None:
-    pass
 
 
 def write(
     checkpoint: StoredCheckpoint,
     out: Path,
     quantization: str | None = "F32",
-    progress: Progress = silent,
+    progress: Progress = quiet,
     **options: Any,
 ) -> ExportReport:
     options = {"check": False} | options
@@ -71,7 +64,9 @@ def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
 
 
-@pytest.mark.parametrize(("variant", "quantization"), each(VARIANTS, ["F32", "F16", "Q8_0"]))
+@pytest.mark.parametrize(
+    ("variant", "quantization"), each(list(tiny_models.VARIANTS), ["F32", "F16", "Q8_0"])
+)
 def test_llama_cpp_scores_as_the_reference(
     variant: str,
     quantization: str,
@@ -153,7 +148,7 @@ def test_blocks_are_those_that_llama_cpp_makes(
     """But for the embedding, to which it gives as few bits as to the layers."""
     pytest.importorskip("llama_cpp")
     file_type = LlamaFileType[f"MOSTLY_{quantization}"]
-    quantize(converted("llama", "F32"), tmp_path / "out.gguf", file_type, silent)
+    quantize(converted("llama", "F32"), tmp_path / "out.gguf", file_type, quiet)
     expected = GgufFile(tmp_path / "out.gguf").tensors
     found = GgufFile(converted("llama", quantization)).tensors
     layers = [name for name in expected if name.startswith("blk.")]
@@ -161,6 +156,67 @@ def test_blocks_are_those_that_llama_cpp_makes(
     for name in layers:
         assert found[name].kind == expected[name].kind
         assert found[name].data.tobytes() == expected[name].data.tobytes(), name
+
+
+@pytest.fixture(scope="session")
+def wide(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> StoredCheckpoint:
+    """A model with rows of 256, which K-quants need."""
+    model = tiny.build(hidden_size=256, intermediate_size=512, head_dim=64)
+    directory = tmp_path_factory.mktemp("wide") / "wide"
+    return open_checkpoint(tiny.write_hf(model, directory))
+
+
+@pytest.mark.parametrize("quantization", ["Q2_K", "Q3_K_M", "Q4_K_S", "Q4_K_M", "Q5_K_M", "Q6_K"])
+def test_k_quants_hold_the_weights_but_for_rounding(
+    quantization: str, wide: StoredCheckpoint, tmp_path: Path
+) -> None:
+    pytest.importorskip("llama_cpp")
+    write(wide, tmp_path / "out.gguf", quantization)
+    written = open_checkpoint(tmp_path / "out.gguf")
+    kinds = set()
+    for name in wide.names():
+        error = relative_error(written.float32(name), wide.float32(name))
+        kind = written.tensors[name].kind.name
+        assert error <= (0.0 if kind == "F32" else ROUNDING[kind]), name
+        kinds.add(kind)
+    assert f"Q{quantization[1]}_K" in kinds
+    assert [path.name for path in tmp_path.iterdir()] == ["out.gguf"]
+
+
+@pytest.mark.parametrize("quantization", ["F32", "Q4_0", "Q8_0"])
+@pytest.mark.parametrize("variant", ["llama", "mistral", "qwen2", "qwen3", "llama-llama3"])
+def test_what_has_the_type_already_is_carried_over_bit_for_bit(
+    variant: str, quantization: str, gguf: Paths, tmp_path: Path
+) -> None:
+    """From a file that another writer made, in llama.cpp's row order."""
+    source = gguf(variant, quantization)
+    write(open_checkpoint(source), tmp_path / "out.gguf", quantization)
+    before, after = GgufFile(source).tensors, GgufFile(tmp_path / "out.gguf").tensors
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        assert after[name].kind == tensor.kind
+        assert after[name].data.tobytes() == tensor.data.tobytes(), name
+
+
+def test_what_a_file_says_of_its_tokenizer_and_origin_is_kept(
+    tiny: ModuleType, tmp_path: Path
+) -> None:
+    extras = {
+        "general__license": "apache-2.0",
+        "general__name": "Tiny of someone",
+        "tokenizer__ggml__unheard_of": "kept",
+        "llama__unheard_of": "dropped: it may not hold for the new file",
+    }
+    source = tiny.write_gguf(tiny.build(), tmp_path / "in.gguf", **extras)
+    write(open_checkpoint(source), tmp_path / "out.gguf", "Q8_0")
+    before, after = GgufFile(source), GgufFile(tmp_path / "out.gguf")
+    kept = {key for key in before.metadata if key.startswith("tokenizer.")}
+    assert len(kept) == 10
+    for key in kept | {"general.license", "general.name"}:
+        np.testing.assert_equal(after.metadata[key], before.metadata[key], err_msg=key)
+        assert after.kinds[key] == before.kinds[key]
+    assert "llama.unheard_of" not in after.metadata
+    assert after.metadata["general.file_type"] == 7
 
 
 @pytest.mark.model

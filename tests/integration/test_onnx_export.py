@@ -21,13 +21,9 @@ from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.models.bundle import Bundle, open_bundle
 from edge_spec.runtimes.ort import OrtRuntime
 from edge_spec.runtimes.reference import ReferenceModel
-from fixtures import tolerance
+from fixtures import tiny_models, tolerance
 from fixtures.axes import each
 
-VARIANTS = (
-    *("llama", "llama-tied", "llama-linear", "llama-llama3", "llama-bias"),
-    *("mistral", "qwen2", "qwen3"),
-)
 INTEGERS = ("int8", "int4")
 
 Tokens = Callable[..., list[int]]
@@ -115,7 +111,7 @@ def logits(model: Model, text: list[int]) -> np.ndarray:
     return session.forward(TokenTree.chain(text[half], text[half + 1 :])).logits.copy()
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", tiny_models.VARIANTS)
 def test_fp32_scores_as_the_reference(
     variant: str,
     exported: Exported,

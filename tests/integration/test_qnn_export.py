@@ -27,7 +27,7 @@ from edge_spec.errors import (
 )
 from edge_spec.exporters import qnn as export
 from edge_spec.exporters.onnx import StaticOnnxExporter
-from edge_spec.exporters.qnn import HTP, QnnExporter
+from edge_spec.exporters.qnn import HtpGraphs, QnnExporter
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle, open_bundle
 from edge_spec.runtimes.ort import OrtRuntime, static
@@ -111,7 +111,7 @@ def test_the_compilers_form_scores_as_the_static_graph_does(
 
     options = ExportOptions(quantization, context_length=64, check=False)
     StaticOnnxExporter().export(wide, tmp_path / "static", options, quiet)
-    StaticOnnxExporter(HTP).export(wide, tmp_path / "formed", options, quiet)
+    HtpGraphs().export(wide, tmp_path / "formed", options, quiet)
     source, formed = (tmp_path / each / "rows_4.onnx" for each in ("static", "formed"))
     random = np.random.default_rng(0)
     scores = []

@@ -19,21 +19,6 @@ def text(value: str) -> bytes:
     return struct.pack("<Q", len(raw)) + raw
 
 
-def test_a_header_has_a_bound_however_large_the_file_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All of a header is in memory, in several times its size."""
-    pairs = [text(f"key{n}") + struct.pack("<I", TEXT) + text("x" * 1000) for n in range(4)]
-    header = b"GGUF" + struct.pack("<IQQ", 3, 0, len(pairs)) + b"".join(pairs)
-    path = tmp_path / "model.gguf"
-    path.write_bytes(header + bytes(1000))
-    monkeypatch.setattr(gguf_reader, "MAX_HEADER_BYTES", len(header))
-    assert len(GgufFile(path).metadata) == 4
-    monkeypatch.setattr(gguf_reader, "MAX_HEADER_BYTES", len(header) - 1)
-    with pytest.raises(ModelFileError, match="a header of more than"):
-        GgufFile(path)
-
-
 def listed(*raw: bytes) -> bytes:
     """A file whose only pair is an array of these texts as they are stored."""
     array = struct.pack("<IIQ", 9, TEXT, len(raw)) + b"".join(raw)
@@ -64,14 +49,24 @@ def test_a_damaged_text_in_a_list_is_told_with_its_place(
     assert at <= told <= at + len(broken)
 
 
-def test_the_header_ends_at_its_bound_within_a_list_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+PAIRS = [text(f"key{n}") + struct.pack("<I", TEXT) + text("x" * 1000) for n in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("header", "count"),
+    [
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, len(PAIRS)) + b"".join(PAIRS), 4),
+        (listed(text("a"), text("b")), 1),
+    ],
+)
+def test_a_header_has_a_bound_however_large_the_file_is(
+    header: bytes, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    header = listed(text("a"), text("b"))
+    """All of a header is in memory, in several times its size."""
     path = tmp_path / "model.gguf"
-    path.write_bytes(header + bytes(100))
+    path.write_bytes(header + bytes(1000))
     monkeypatch.setattr(gguf_reader, "MAX_HEADER_BYTES", len(header))
-    assert GgufFile(path).metadata == {"key": ["a", "b"]}
+    assert len(GgufFile(path).metadata) == count
     monkeypatch.setattr(gguf_reader, "MAX_HEADER_BYTES", len(header) - 1)
     with pytest.raises(ModelFileError, match="a header of more than"):
         GgufFile(path)
