@@ -191,7 +191,7 @@ def _unit(device: Any) -> str:
     return CLASSES.get(type(device).__name__, UNKNOWN)
 
 
-_DESCRIPTIONS = {CPU: "the processor", GPU: "the GPU beside it", ANE: "the Neural Engine"}
+_DESCRIPTIONS = {CPU: "the processor", GPU: "the GPU", ANE: "the Neural Engine"}
 _COMPILED = "model.mlmodelc"
 _T = TypeVar("_T")
 

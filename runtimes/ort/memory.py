@@ -15,7 +15,7 @@ from edge_spec.core.model import RuntimeOptions
 from edge_spec.models.bundle import Bundle
 from edge_spec.models.devices import CPU, Memory, context_tokens
 from edge_spec.runtimes.kv_cache import GROWTH_TOKENS, PREFILL_ROWS
-from edge_spec.runtimes.ort.caches import FIRST_TOKENS, capacity_for, with_memory
+from edge_spec.runtimes.ort.caches import FIRST_TOKENS, capacity_for, place_of
 from edge_spec.runtimes.ort.devices import choose
 from edge_spec.runtimes.ort.library import import_onnxruntime
 from edge_spec.runtimes.static.session import session_bytes
@@ -64,8 +64,8 @@ def _own_memory(options: RuntimeOptions) -> str | None:
     """Return the device whose memory gets the model; None: main memory."""
     if all(name.lower() == CPU for name in options.providers):
         return None
-    choice = with_memory(choose(import_onnxruntime(), options.providers))
-    return None if choice is None else choice.name
+    device = choose(import_onnxruntime(), options.providers)
+    return None if place_of(device) is None else device.name
 
 
 def _device_memory(bundle: Bundle, device: str, length: int, used: int) -> Memory:

@@ -117,10 +117,10 @@ def test_on_a_gpu_weights_and_cache_are_in_its_own_memory(
     """A cache that has grown keeps the room that it has grown from."""
     pytest.importorskip("onnxruntime")
     from edge_spec.runtimes.ort import memory as ort_memory
-    from edge_spec.runtimes.ort.devices import ProviderChoice
+    from edge_spec.runtimes.ort.devices import OrtDevice
 
-    gpu = ProviderChoice("cuda:1", "CUDAExecutionProvider", "gpu", "a card", None)
-    monkeypatch.setattr(ort_memory, "choose", lambda library, wanted: [gpu])
+    gpu = OrtDevice("cuda:1", "CUDAExecutionProvider", "gpu", "a card", 1)
+    monkeypatch.setattr(ort_memory, "choose", lambda library, wanted: gpu)
     options = RuntimeOptions(providers=("cuda:1",))
     matrices = 2 * 32 * (4 * 16 + 3 * 64) // 2  # layers, hidden, attention and MLP, bytes of int4
     source = bundle(tmp_path, "int4 block 32", matrices + 1000)
