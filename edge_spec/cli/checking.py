@@ -82,7 +82,7 @@ def _show_placements(path: Path, json: bool) -> None:
 
 
 def _row(device: Device) -> tuple[str, tuple[str, ...]]:
-    said = (device.description, device.kernels, device.fault, device.hint)
+    said = (device.description, device.kernels, device.fault)
     about = ": ".join(part for part in said if part)
     cells = (device.runtime, device.name or "-", device.kind or "-", _free_memory(device), about)
     return "red" if device.fault else "", cells

@@ -142,7 +142,6 @@ class Device:
     total_bytes: int | None = None
     free_bytes: int | None = None
     fault: str | None = None  # why it cannot be used, on one line
-    hint: str | None = None  # what would make it faster, on one line
     shares_memory: bool = False
     kernels: str | None = None  # those replacing the library's own, or why none do, on one line
 

@@ -17,7 +17,6 @@ from edge_spec.models.devices import CPU, free_bytes
 from edge_spec.runtimes.ort import devices
 from edge_spec.runtimes.ort.devices import RECORDS_PLACEMENT, require_on_device
 from edge_spec.runtimes.ort.library import import_onnxruntime
-from edge_spec.runtimes.ort.listing import fault
 from edge_spec.runtimes.ort.rows import OwnProducts
 from edge_spec.scheduler.machine import available_cores
 
@@ -89,9 +88,10 @@ class GraphLoader:
         which spinning threads slow. Raises BundleError, DeviceError."""
         graph, chosen = self.bundle.file(name), threads or self._num_threads
         options = partial(self._session_options, chosen, stops_spinning)
+        start = partial(devices.start_session, device=self.device)
         try:
             session = self._products.load(
-                made or graph, graph.parent, chosen or available_cores(), options, self._load
+                made or graph, graph.parent, chosen or available_cores(), options, start
             )
         except EdgeSpecError:
             raise
@@ -103,9 +103,6 @@ class GraphLoader:
         if not self._on_cpu:
             require_on_device(session, self.device)
         return session
-
-    def _load(self, graph: Path | bytes, options: Any) -> Any:
-        return devices.start_session(graph, options, self.device, fault)
 
     def _session_options(self, threads: int, stops_spinning: bool, folder: Path | None) -> Any:
         """folder: of weights, for a graph in memory."""
