@@ -9,7 +9,7 @@ from __future__ import annotations
 import platform
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -105,9 +105,14 @@ def load_qnn() -> str | None:
     return None if _has_htp() else "no NPU of Qualcomm's is here: it compiles for others, no more"
 
 
-def start_session(graph: str | Path | bytes, settings: Any, device: OrtDevice) -> Any:
+def start_session(
+    graph: str | Path | bytes,
+    settings: Any,
+    device: OrtDevice,
+    ask: Callable[[str], str | None] | None = None,
+) -> Any:
     """Return an InferenceSession. Raises DeviceError if the device does not start, and
-    onnxruntime's errors."""
+    onnxruntime's errors. ask: see `require_started`."""
     how = {"device_id": str(device.number)} if device.cuda is not None else {}
     if device.handle is not None:
         try:
@@ -127,14 +132,19 @@ def start_session(graph: str | Path | bytes, settings: Any, device: OrtDevice) -
         if known is None:
             raise
         raise known from error
-    require_started(session, device)
+    require_started(session, device, ask)
     return session
 
 
-def require_started(session: Any, device: OrtDevice) -> None:
-    """Raises DeviceError if onnxruntime goes on without the provider, and logs why."""
+def require_started(
+    session: Any, device: OrtDevice, ask: Callable[[str], str | None] | None = None
+) -> None:
+    """Raises DeviceError if onnxruntime goes on without the provider. ask: returns why a device
+    does not start, which onnxruntime only logs."""
     if device.provider not in session.get_providers():
-        raise _lost(device, ", and would run on the CPU")
+        reason = ask(device.name) if ask else None
+        why = f": {reason.rstrip('.')}" if reason else ", and would run on the CPU"
+        raise _lost(device, why)
 
 
 def _lost(device: OrtDevice, why: str) -> DeviceError:

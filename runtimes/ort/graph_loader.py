@@ -17,6 +17,7 @@ from edge_spec.models.devices import CPU, free_bytes
 from edge_spec.runtimes.ort import devices
 from edge_spec.runtimes.ort.devices import RECORDS_PLACEMENT, require_on_device
 from edge_spec.runtimes.ort.library import import_onnxruntime
+from edge_spec.runtimes.ort.listing import fault
 from edge_spec.runtimes.ort.rows import OwnProducts
 from edge_spec.scheduler.machine import available_cores
 
@@ -88,7 +89,7 @@ class GraphLoader:
         which spinning threads slow. Raises BundleError, DeviceError."""
         graph, chosen = self.bundle.file(name), threads or self._num_threads
         options = partial(self._session_options, chosen, stops_spinning)
-        start = partial(devices.start_session, device=self.device)
+        start = partial(devices.start_session, device=self.device, ask=fault)
         try:
             session = self._products.load(
                 made or graph, graph.parent, chosen or available_cores(), options, start

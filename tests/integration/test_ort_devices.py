@@ -170,3 +170,5 @@ def test_the_reason_that_a_library_prints_is_the_fault(monkeypatch: pytest.Monke
     assert "libraries are missing" in fault and "libcudnn.so.9" in fault
     printed = "something else"
     assert listing.fault("cuda") == "cannot start cuda, and would run on the CPU"
+    with pytest.raises(DeviceError, match=r"cannot start cuda: because\. Choose"):
+        require_started(SimpleNamespace(get_providers=list), CUDA, lambda name: "because.")
