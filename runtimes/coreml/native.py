@@ -23,7 +23,7 @@ from edge_spec.errors import (
 from edge_spec.models.bundle import Bundle
 from edge_spec.models.devices import CPU, GPU, NPU, Device
 from edge_spec.models.kept import compiled_bundle
-from edge_spec.runtimes.libraries import import_library
+from edge_spec.runtimes.libraries import import_library, pick_device
 from edge_spec.runtimes.static.session import (
     EXPORT_AGAIN,
     Layout,
@@ -266,7 +266,7 @@ class CoreMlRuntime(Runtime):
         """Raises DeviceError outside macOS, UsageError, BundleError."""
         # Core ML chooses threads itself; a draft model gets its target's options.
         options.require_only(self.name, "threads", "providers", "context_length")
-        asked = _asked_unit(options.providers)
+        asked = pick_device(self.name, options.providers, UNITS)
         config = config_of(source, options)
         require_core_ml()
         opened = OpenedPackage.of(source)
@@ -278,7 +278,7 @@ class CoreMlRuntime(Runtime):
         """Return the Neural Engine as the unit to lay a package out for if it was asked for, else
         None (the GPU)."""
         require_core_ml()
-        return ANE if _asked_unit(providers) == ANE else None
+        return ANE if pick_device(self.name, providers, UNITS) == ANE else None
 
     def devices(self, options: RuntimeOptions) -> list[Device]:
         try:
@@ -286,16 +286,3 @@ class CoreMlRuntime(Runtime):
         except DeviceError as error:
             return [Device(self.name, None, None, "", fault=str(error))]
         return compute_devices(self.name)
-
-
-def _asked_unit(providers: Sequence[str]) -> str | None:
-    """Return the requested unit. Raises UsageError."""
-    if not providers:
-        return None
-    names = [name.lower() for name in providers]
-    if len(names) > 1 or names[0] not in UNITS:
-        raise UsageError(
-            f"coreml has no device {', '.join(names)}",
-            remedy=f"Choose one of {', '.join(UNITS)}; the processor takes part in all of them.",
-        )
-    return names[0]

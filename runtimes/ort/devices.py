@@ -16,8 +16,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from edge_spec.errors import DeviceError, UsageError
+from edge_spec.errors import DeviceError
 from edge_spec.models.devices import CPU, GPU, NPU
+from edge_spec.runtimes.libraries import pick_device
 from edge_spec.runtimes.ort.cuda import (
     CUDA_PROVIDER,
     CudaDevice,
@@ -54,21 +55,12 @@ PROCESSOR = OrtDevice(CPU, CPU_PROVIDER, CPU, CPU_PROVIDER)
 def choose(onnxruntime: Any, wanted: Sequence[str]) -> OrtDevice:
     """Return the device of a name such as "cuda", "cuda:1" or "CUDAExecutionProvider"; none: the
     CPU. Raises UsageError."""
-    names = list(dict.fromkeys(_short(name) for name in wanted or (CPU,)))
-    if len(names) > 1:
-        raise UsageError(
-            f"onnxruntime puts a model on one device, not on {' and '.join(names)}",
-            remedy="Name one of them.",
-        )
-    if names == [CPU]:
+    names = [_short(name) for name in wanted]
+    if set(names) <= {CPU}:
         return PROCESSOR
     known = find_devices(onnxruntime)
-    if names[0] not in known:
-        raise UsageError(
-            f"onnxruntime has no device {names[0]!r} here",
-            remedy=f"There are: {', '.join(sorted(known))}; edge-spec devices says more.",
-        )
-    return known[names[0]]
+    name = pick_device("onnxruntime", names, known)
+    return PROCESSOR if name is None else known[name]
 
 
 def find_devices(onnxruntime: Any) -> dict[str, OrtDevice]:
@@ -173,7 +165,7 @@ def _cuda_devices() -> list[OrtDevice]:
 
 
 def _short(name: str) -> str:
-    return name.lower().replace(_SUFFIX, "").removesuffix(":0")
+    return name.lower().replace(_SUFFIX, "")
 
 
 def _describe(handle: Any) -> str:
