@@ -15,7 +15,7 @@ from edge_spec.runtimes.ort.cuda import CUDA_PROVIDER
 from edge_spec.runtimes.ort.devices import OrtDevice
 from edge_spec.runtimes.ort.signature import translated
 
-FIRST_TOKENS = 512  # of a device's cache, which doubles
+_FIRST_TOKENS = 512  # of a device's cache, which doubles
 
 
 class Place(NamedTuple):
@@ -28,14 +28,6 @@ class Place(NamedTuple):
 def place_of(device: OrtDevice) -> Place | None:
     """Return a device's own memory; None: main memory."""
     return Place("cuda", device.number) if device.provider == CUDA_PROVIDER else None
-
-
-def capacity_for(needed: int, capacity: int, most: int) -> int:
-    """Return a device cache's next capacity in tokens."""
-    room = max(FIRST_TOKENS, capacity)
-    while room < needed:
-        room *= 2
-    return min(room, most)
 
 
 class HostCache(KvCache):
@@ -76,7 +68,10 @@ class DeviceCache(KvCache):
                     pointer += prod(shape) * self._element.itemsize
 
     def _room(self, needed: int) -> int:
-        return capacity_for(needed, self.capacity, self._most)
+        room = max(_FIRST_TOKENS, self.capacity)
+        while room < needed:
+            room *= 2
+        return min(room, self._most)
 
     def _taken(self, length: int) -> dict[str, np.ndarray]:
         with translated(0, length):

@@ -42,12 +42,6 @@ _LOOKUPS = ("GatherBlockQuantized",)
 _HEAD_NORMS = ("q_norm.weight", "k_norm.weight")  # of queries and keys, for attention
 
 
-def keeps_wide_stream(config: ModelConfig) -> bool:
-    """Return whether float16 may not hold the residual stream: embeddings are scaled, or sublayer
-    outputs normed."""
-    return config.embedding_scale != 1.0 or config.norm_places != "before"
-
-
 class _Halving:
     """Turns a graph into float16, node by node in execution order. Weights become float16 by nodes
     that onnxruntime runs once, as it loads the graph."""
@@ -183,7 +177,9 @@ FLOAT32 = GraphForm()  # the CPU's reference for it
 def forms_for(config: ModelConfig) -> list[GraphForm]:
     """Return the forms to try on CUDA, fastest first."""
     wide = GraphForm(is_half=True, has_wide_stream=True)
-    return [wide] if keeps_wide_stream(config) else [GraphForm(is_half=True), wide]
+    # Scaled embeddings and normed outputs of sublayers make streams that float16 may not hold.
+    is_large = config.embedding_scale != 1.0 or config.norm_places != "before"
+    return [wide] if is_large else [GraphForm(is_half=True), wide]
 
 
 def formed_graph(path: Path, config: ModelConfig, form: GraphForm) -> bytes:
