@@ -11,14 +11,13 @@ rows, each reached with this chance at least. Draft tokens branch only where the
 measured to allow it, or with --branches. Prompt by prompt, interleaved with plain decoding in one
 process, each case keeping what it learns; times are of decoding alone, the median over repetitions.
 Reliability counts every row that a drafter proposed and the text decided: Brier
-score, and expected calibration error over ten bins. On llama.cpp also how many passes reused the
-graph of the pass before.
+score, and expected calibration error over ten bins.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -153,18 +152,13 @@ def summary(repetitions: Repetitions, case: str) -> dict[str, float]:
     }
 
 
-def graphs_reused(engine: Engine) -> int:
-    return int(getattr(engine.parts.model, "graphs_reused", 0))
-
-
 def measure(
     engine: Engine,
     cases: Sequence[str],
     entries: Sequence[dict[str, str]],
-    reused: Counter[str],
     arguments: Any,
 ) -> Repetitions:
-    """Statistics by case, "none" among them. reused: counts reused graphs by case."""
+    """Statistics by case, "none" among them."""
     repetitions: Repetitions = {case: [] for case in ("none", *cases)}
     for _ in range(arguments.repetitions):
         for of_case in repetitions.values():
@@ -172,9 +166,7 @@ def measure(
         for entry in entries:
             for case, of_case in repetitions.items():
                 engine.set_drafter(case)
-                before = graphs_reused(engine)
                 stats = engine.chat(entry["prompt"], max_tokens=arguments.tokens).stats
-                reused[case] += graphs_reused(engine) - before
                 of_case[-1].append(stats)
     return repetitions
 
@@ -207,7 +199,6 @@ def main() -> None:
     cases = [names + suffix for names in arguments.drafters for suffix in suffixes]
     summaries: dict[str, dict[str, dict[str, float]]] = {}
     everything: Repetitions = {}
-    reused: Counter[str] = Counter()
     corpora = (arguments.corpus,) if arguments.corpus else ()
     with (
         TemporaryDirectory() as folder,
@@ -224,7 +215,7 @@ def main() -> None:
         )
         compose_by(engine, fixed)
         for category, entries in by_category.items():
-            repetitions = measure(engine, cases, entries, reused, arguments)
+            repetitions = measure(engine, cases, entries, arguments)
             summaries[category] = {case: summary(repetitions, case) for case in cases}
             print_table(category, summaries[category])
             for case, of_case in repetitions.items():
@@ -240,10 +231,7 @@ def main() -> None:
                 f"{case:20s} {figures['rows']:6d} {figures['brier']:13.3f} "
                 f"{figures['expected_calibration_error']:10.3f}"
             )
-    for case, of_case in everything.items() if any(reused.values()) else ():
-        rounds = sum(stats.rounds for each in of_case for stats in each)
-        print(f"{case:20s} {reused[case]} graphs reused in {rounds} rounds and the prompts' passes")
-    found = {"categories": summaries, "reliability": reliabilities, "graphs_reused": dict(reused)}
+    found = {"categories": summaries, "reliability": reliabilities}
     report(found, arguments.json)
 
 

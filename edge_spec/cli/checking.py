@@ -35,22 +35,9 @@ if TYPE_CHECKING:
 
 def devices(
     rpc: Annotated[list[str] | None, typer.Option(help=RPC_HELP, metavar=ENDPOINT)] = None,
-    model: Annotated[
-        Path | None,
-        typer.Option(
-            help="A Core ML bundle: show where its operations run, instead.", metavar="BUNDLE"
-        ),
-    ] = None,
     json: options.Json = False,
 ) -> None:
     """List the devices that models can run on, and what keeps the others from it."""
-    if model is not None:
-        if rpc:
-            raise UsageError(
-                "--model and --rpc do not go together", remedy="Leave one of them out."
-            )
-        _show_placements(model, json)
-        return
     from edge_spec.core.endpoint import Endpoint
     from edge_spec.models.devices import list_devices
 
@@ -62,27 +49,8 @@ def devices(
     print_result(json, document, table_lines(map(_row, found), columns))
 
 
-def _show_placements(path: Path, json: bool) -> None:
-    from edge_spec.models.bundle import open_bundle
-    from edge_spec.models.devices import placements_of
-
-    found = placements_of(open_bundle(path))
-    columns = ("function", "operations", "estimated cost", "not on the chosen device")
-    rows = (
-        (
-            each.function,
-            ", ".join(f"{unit} {count}" for unit, count in each.operations.items()),
-            ", ".join(f"{unit} {share:.1%}" for unit, share in each.shares.items()) or "-",
-            ", ".join(f"{kind} {count}" for kind, count in each.fallbacks.items()) or "-",
-        )
-        for each in found
-    )
-    document = {"placements": [asdict(each) for each in found]}
-    print_result(json, document, table_lines((("", cells) for cells in rows), columns))
-
-
 def _row(device: Device) -> tuple[str, tuple[str, ...]]:
-    said = (device.description, device.kernels, device.fault, device.hint)
+    said = (device.description, device.kernels, device.fault)
     about = ": ".join(part for part in said if part)
     cells = (device.runtime, device.name or "-", device.kind or "-", _free_memory(device), about)
     return "red" if device.fault else "", cells

@@ -320,11 +320,3 @@ class Progress(Protocol):
     """Callback during long work: `fraction` runs from 0 to 1."""
 
     def __call__(self, what: str, fraction: float) -> None: ...
-
-
-@runtime_checkable
-class TellsNodePlacement(Protocol):
-    """A model whose library reports which device took which operators."""
-
-    def node_placement(self) -> Mapping[str, Mapping[str, int]]:
-        """Count operators, such as "MatMulNBits", by provider, such as "CUDAExecutionProvider"."""

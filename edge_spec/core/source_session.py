@@ -100,6 +100,7 @@ class SourceSession:
         self._decoder.restore(answer, length - len(source))
         self._source = source.tolist()
         self._has_ended = len(source) < length
+        self._last = self._source[-1] if self._source and self._has_ended else None
 
     def close(self) -> None:
         self._decoder.close()

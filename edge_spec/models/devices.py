@@ -1,5 +1,4 @@
-"""Devices of the installed runtimes, memory of models and this machine before loading, and where a
-library will run a model's operations (`edge-spec devices --model`)."""
+"""Devices of the installed runtimes, and memory of models and this machine before loading."""
 
 from __future__ import annotations
 
@@ -18,9 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 from edge_spec.core import entry_points
 from edge_spec.core.isolated import IsolatedError, isolated
 from edge_spec.core.model import RuntimeOptions
-from edge_spec.errors import MissingDependencyError, UsageError
 from edge_spec.models import runtimes
-from edge_spec.models.bundle import Bundle
 
 # of context in use: a cache grows with its text, and few texts fill a long context
 PLANNED_TOKENS = 4096
@@ -31,7 +28,6 @@ GROUP, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 CPU, GPU, NPU, REMOTE = "cpu", "gpu", "npu", "remote"  # remote: what serves there is unknown
 _TIMEOUT_S = 60.0  # more than a runtime needs to try a device
 _SERVER_TIMEOUT_S = 20.0  # in addition, for each server
-UNKNOWN = "unknown"  # device not reported by the library
 
 
 @dataclass(frozen=True)
@@ -144,7 +140,6 @@ class Device:
     total_bytes: int | None = None
     free_bytes: int | None = None
     fault: str | None = None  # why it cannot be used, on one line
-    hint: str | None = None  # what would make it faster, on one line
     shares_memory: bool = False
     kernels: str | None = None  # those replacing the library's own, or why none do, on one line
 
@@ -211,39 +206,3 @@ def devices_of(runtime: str, *rpc_servers: str) -> list[dict[str, Any]]:
         return [asdict(Device(runtime, None, None, "", fault=fault))]
     found = loaded.devices(RuntimeOptions(rpc_servers=rpc_servers))
     return [asdict(device) for device in found]
-
-
-@dataclass(frozen=True)
-class FunctionPlacement:
-    """Operations of one function, without constants, largest counts first. shares: of the estimated
-    cost, summing to 1; empty if unknown. fallbacks: by kind, operations that the requested device
-    cannot run."""
-
-    function: str
-    operations: Mapping[str, int]  # by device
-    shares: Mapping[str, float]  # by device
-    fallbacks: Mapping[str, int]
-
-
-@runtime_checkable
-class Placing(Protocol):
-    """A runtime that knows where its models' operations will run."""
-
-    def placements(self, source: Any, options: RuntimeOptions) -> Sequence[FunctionPlacement]:
-        """Return each function's placement. Raises DeviceError if the library cannot tell."""
-
-
-def placements_of(bundle: Bundle) -> Sequence[FunctionPlacement]:
-    """Ask the first runtime that reads the bundle and can tell. Raises UsageError if none can."""
-    format = bundle.manifest.format
-    for name in entry_points.names("runtimes"):
-        try:
-            runtime = runtimes.load_runtime(name)
-        except MissingDependencyError:
-            continue
-        if format in runtimes.formats_of(runtime) and isinstance(runtime, Placing):
-            return runtime.placements(bundle, RuntimeOptions())
-    raise UsageError(
-        f"no runtime tells where operations of {bundle.path} run, a bundle of format {format}",
-        remedy="Core ML does: give a bundle that was exported with --format coreml.",
-    )

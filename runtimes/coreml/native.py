@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import platform
 import sys
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +21,9 @@ from edge_spec.errors import (
     UsageError,
 )
 from edge_spec.models.bundle import Bundle
-from edge_spec.models.devices import CPU, GPU, NPU, UNKNOWN, Device, FunctionPlacement
+from edge_spec.models.devices import CPU, GPU, NPU, Device
 from edge_spec.models.kept import compiled_bundle
-from edge_spec.runtimes.libraries import import_library
+from edge_spec.runtimes.libraries import import_library, pick_device
 from edge_spec.runtimes.static.session import (
     EXPORT_AGAIN,
     Layout,
@@ -143,55 +142,7 @@ def _damaged(package: Path, why: object) -> BundleError:
     return BundleError(f"cannot read {package}: {why}", remedy=EXPORT_AGAIN)
 
 
-def read_plan(compiled: Path, unit: str) -> Any:
-    """Return coremltools' MLComputePlan. Raises DeviceError if there is none."""
-    coremltools = import_coremltools()
-    from coremltools.models.compute_plan import MLComputePlan
-
-    try:
-        return MLComputePlan.load_from_path(str(compiled), coremltools.ComputeUnit[UNITS[unit]])
-    except Exception as error:  # RuntimeError from Core ML; coremltools' own
-        raise DeviceError(
-            f"Core ML makes no plan for {compiled} on {unit}: {error}",
-            remedy="Choose another --device.",
-        ) from error
-
-
-def summarize(plan: Any, unit: str) -> list[FunctionPlacement]:
-    """Summarize coremltools' plan for `unit` by function."""
-    functions = plan.model_structure.program.functions
-    return [_summary(plan, name, functions[name].block, unit) for name in sorted(functions)]
-
-
-def _summary(plan: Any, name: str, block: Any, unit: str) -> FunctionPlacement:
-    operations: Counter[str] = Counter()
-    costs: Counter[str] = Counter()
-    fallbacks: Counter[str] = Counter()
-    for operation in block.operations:
-        kind = operation.operator_name.rpartition(".")[2]  # e.g. "ios18.linear"
-        if kind.startswith("const"):  # constexpr operations, too
-            continue
-        usage = plan.get_compute_device_usage_for_mlprogram_operation(operation)
-        cost = plan.get_estimated_cost_for_mlprogram_operation(operation)
-        chosen = UNKNOWN if usage is None else _unit(usage.preferred_compute_device)
-        operations[chosen] += 1
-        costs[chosen] += 0 if cost is None else cost.weight
-        if usage is not None and unit != ALL:
-            fallbacks[kind] += unit not in map(_unit, usage.supported_compute_devices)
-    total = sum(costs.values())
-    return FunctionPlacement(
-        function=name,
-        operations=dict(operations.most_common()),
-        shares={each: cost / total for each, cost in costs.most_common()} if total else {},
-        fallbacks={kind: count for kind, count in fallbacks.most_common() if count},
-    )
-
-
-def _unit(device: Any) -> str:
-    return CLASSES.get(type(device).__name__, UNKNOWN)
-
-
-_DESCRIPTIONS = {CPU: "the processor", GPU: "the GPU beside it", ANE: "the Neural Engine"}
+_DESCRIPTIONS = {CPU: "the processor", GPU: "the GPU", ANE: "the Neural Engine"}
 _COMPILED = "model.mlmodelc"
 _T = TypeVar("_T")
 
@@ -280,7 +231,7 @@ def _tried(what: str, call: Callable[[], _T]) -> _T:
     except Exception as error:  # RuntimeError from Core ML; coremltools' own
         raise SessionError(
             f"Core ML failed to {what}: {error}",
-            remedy="Try another --device; edge-spec devices --model shows where operations run.",
+            remedy="Try another --device.",
         ) from error
 
 
@@ -315,7 +266,7 @@ class CoreMlRuntime(Runtime):
         """Raises DeviceError outside macOS, UsageError, BundleError."""
         # Core ML chooses threads itself; a draft model gets its target's options.
         options.require_only(self.name, "threads", "providers", "context_length")
-        asked = _asked_unit(options.providers)
+        asked = pick_device(self.name, options.providers, UNITS)
         config = config_of(source, options)
         require_core_ml()
         opened = OpenedPackage.of(source)
@@ -327,7 +278,7 @@ class CoreMlRuntime(Runtime):
         """Return the Neural Engine as the unit to lay a package out for if it was asked for, else
         None (the GPU)."""
         require_core_ml()
-        return ANE if _asked_unit(providers) == ANE else None
+        return ANE if pick_device(self.name, providers, UNITS) == ANE else None
 
     def devices(self, options: RuntimeOptions) -> list[Device]:
         try:
@@ -335,22 +286,3 @@ class CoreMlRuntime(Runtime):
         except DeviceError as error:
             return [Device(self.name, None, None, "", fault=str(error))]
         return compute_devices(self.name)
-
-    def placements(self, source: Bundle, options: RuntimeOptions) -> list[FunctionPlacement]:
-        """Return Core ML's plan for the options' unit, or the package's."""
-        require_core_ml()
-        unit = _asked_unit(options.providers) or OpenedPackage.of(source).unit
-        return summarize(read_plan(compiled_package(source), unit), unit)
-
-
-def _asked_unit(providers: Sequence[str]) -> str | None:
-    """Return the requested unit. Raises UsageError."""
-    if not providers:
-        return None
-    names = [name.lower() for name in providers]
-    if len(names) > 1 or names[0] not in UNITS:
-        raise UsageError(
-            f"coreml has no device {', '.join(names)}",
-            remedy=f"Choose one of {', '.join(UNITS)}; the processor takes part in all of them.",
-        )
-    return names[0]

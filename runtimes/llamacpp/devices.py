@@ -16,7 +16,6 @@ from edge_spec.errors import DeviceError, UsageError
 from edge_spec.models import devices as placement
 from edge_spec.runtimes.llamacpp import upstream
 from edge_spec.runtimes.llamacpp.library import NAME, Library, LibraryDevice
-from edge_spec.scheduler.machine import cpu_features
 
 NO_RPC = "it was compiled without RPC"
 _CONNECT_S, _FREE_S = 3.0, 3.0
@@ -87,23 +86,12 @@ def listed(runtime: str, library: Library, servers: Sequence[str]) -> Iterator[p
                 device.description,
                 device.total_bytes or None,
                 device.free_bytes or None,
-                hint=_left_out(library) if device.is_cpu else None,
                 shares_memory=device.shares_memory,
                 kernels=library.rows.description if device.is_cpu else None,
             )
     for server, reason in faults.items():
         if reason is not None:
             yield placement.Device(runtime, server, placement.REMOTE, "RPC server", fault=reason)
-
-
-def _left_out(library: Library) -> str | None:
-    """Return a hint if the library lacks the processor's AVX-512, as wheels do."""
-    has = any(name.startswith(("AVX512", "X86_V4")) for name in cpu_features())
-    if not has or b"AVX512 = 1" in library.llama_print_system_info():
-        return None
-    if library.rows.table is not None:
-        return None  # our kernels do the expensive part
-    return f"this build of {NAME} does without the processor's AVX-512"
 
 
 def _kind(device: LibraryDevice) -> str:

@@ -107,10 +107,6 @@ class LlamaCppModel:
     def likeliest_way(self) -> str:
         return next((name for name, each in self._ways.items() if each.steady_rows), self.ways[0])
 
-    @property
-    def graphs_reused(self) -> int:
-        return self._weights.graphs_reused
-
     def choose_way(self, name: str) -> None:
         self.way = name
 

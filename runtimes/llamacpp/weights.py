@@ -46,7 +46,7 @@ class GgufWeights:
             raise self._refusal(library.log.errors_after(known))
         self._handle = handle
         self._free = weakref.finalize(self, library.llama_model_free, handle)
-        self._contexts: dict[int, weakref.finalize[..., Any]] = {}  # by handle
+        self._contexts: list[weakref.finalize[..., Any]] = []
         self._lock = Lock()  # threads may open contexts concurrently
         self.vocab_size = library.vocab_size(handle)
         self.hidden_size = library.llama_model_n_embd(handle)
@@ -63,7 +63,7 @@ class GgufWeights:
 
     def close(self) -> None:
         """Free the contexts, which read these weights, then the weights."""
-        for free_context in self._contexts.values():
+        for free_context in self._contexts:
             free_context()
         self._free()
 
@@ -87,7 +87,7 @@ class GgufWeights:
         if handle is not None:
             free = weakref.finalize(owner, _free, self.library.llama_free, handle)
             with self._lock:
-                self._contexts = self._open_contexts() | {handle: free}
+                self._contexts = [each for each in self._contexts if each.alive] + [free]
             return handle, free
         errors = log.errors_after(known)
         if _OUT_OF_MEMORY.search(errors):
@@ -96,16 +96,6 @@ class GgufWeights:
             f"{NAME} cannot open a context of {choices.num_tokens} tokens: {errors or NO_REASON}",
             remedy="Try --no-flash-attention, another --kv-type or a shorter --context.",
         )
-
-    @property
-    def graphs_reused(self) -> int:
-        """Count passes of open contexts that reused the previous graph. llama.cpp builds another if
-        the number of rows, outputs or sequences changes."""
-        handles = list(self._open_contexts())
-        return sum(int(self.library.llama_perf_context(each).n_reused) for each in handles)
-
-    def _open_contexts(self) -> dict[int, weakref.finalize[..., Any]]:
-        return {handle: free for handle, free in self._contexts.items() if free.alive}
 
     def _refusal(self, errors: str) -> Exception:
         if _OUT_OF_MEMORY.search(errors):

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from edge_spec.errors import DeviceError, UsageError
+from edge_spec.errors import DeviceError
 from edge_spec.models.devices import CPU, GPU, NPU
-from edge_spec.runtimes.libraries import import_library
+from edge_spec.runtimes.libraries import import_library, pick_device
 
 _TELEMETRY = "openvino_telemetry"
 _INSTALL = 'Run: pip install "edge-spec[openvino]".'
@@ -114,23 +114,14 @@ def _short(name: str) -> str:
 def find_device(wanted: Sequence[str], threads: int | None = None) -> OpenVinoDevice:
     """Return a device, by default the CPU. Raises UsageError, which lists the devices, DeviceError
     without an NPU, MissingDependencyError."""
-    here, name = core(), _short(wanted[0]) if wanted else CPU
-    if len(wanted) > 1:
-        raise UsageError(
-            f"openvino puts a model on one device, not on {' and '.join(wanted)}",
-            remedy="Name one of them.",
-        )
+    here, names = core(), [_short(name) for name in wanted]
     found = plugins(here)
-    if name not in found:
-        if name == NPU:
-            raise DeviceError(
-                "openvino finds no NPU on this machine",
-                remedy="Install the driver of Intel's NPU, or choose another --device.",
-            )
-        raise UsageError(
-            f"openvino has no device {name!r} here",
-            remedy=f"There are: {', '.join(found)}; edge-spec devices says more.",
+    if names == [NPU] and NPU not in found:
+        raise DeviceError(
+            "openvino finds no NPU on this machine",
+            remedy="Install the driver of Intel's NPU, or choose another --device.",
         )
+    name = pick_device("openvino", names, found) or CPU
     options: dict[str, Any] = dict(_LATENCY)
     if name == NPU:
         options = npu_options("NPU")

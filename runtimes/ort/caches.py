@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from math import prod
 from typing import Any, NamedTuple
 
@@ -11,50 +11,29 @@ from onnxruntime import IOBinding, OrtValue
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.runtimes.kv_cache import KvCache, part_names
-from edge_spec.runtimes.ort.devices import ProviderChoice
+from edge_spec.runtimes.ort.cuda import CUDA_PROVIDER
+from edge_spec.runtimes.ort.devices import OrtDevice
 from edge_spec.runtimes.ort.signature import translated
 
-# Providers with memory of their own, as OrtValue names it. None: it has no addresses, so each pass
-# copies from and to main memory.
-_MEMORIES = {"CUDAExecutionProvider": "cuda", "WebGpuExecutionProvider": None}
-FIRST_TOKENS = 512  # of a device's cache, which doubles
+_FIRST_TOKENS = 512  # of a device's cache, which doubles
 
 
 class Place(NamedTuple):
-    """A memory of onnxruntime. is_copied: main memory, copied for every pass."""
+    """A memory, as OrtValue and IOBinding name it, and its number among several such."""
 
     device: str
-    number: int  # of several such devices
-    is_copied: bool = False
+    number: int
 
 
-def place_of(chosen: Iterable[ProviderChoice]) -> Place | None:
-    """Return the first provider's own memory; None: main memory."""
-    choice = with_memory(chosen)
-    if choice is None:
-        return None
-    memory = _MEMORIES[choice.provider]
-    if memory is None:
-        return Place("cpu", 0, is_copied=True)
-    return Place(memory, int(choice.options.get("device_id", "0")))
-
-
-def with_memory(chosen: Iterable[ProviderChoice]) -> ProviderChoice | None:
-    return next((choice for choice in chosen if choice.provider in _MEMORIES), None)
-
-
-def capacity_for(needed: int, capacity: int, most: int) -> int:
-    """Return a device cache's next capacity in tokens."""
-    room = max(FIRST_TOKENS, capacity)
-    while room < needed:
-        room *= 2
-    return min(room, most)
+def place_of(device: OrtDevice) -> Place | None:
+    """Return a device's own memory; None: main memory."""
+    return Place("cuda", device.number) if device.provider == CUDA_PROVIDER else None
 
 
 class HostCache(KvCache):
     """A cache in main memory."""
 
-    is_copied = False
+    is_copied = False  # each pass finds it where it was bound
 
     def bind(self, binding: IOBinding, suffix: str = "") -> None:
         """Bind each buffer as past and present. suffix: of the names."""
@@ -68,9 +47,10 @@ class DeviceCache(KvCache):
     """A device's cache, for chains only, which grows through main memory. Moving it raises
     SessionError, DeviceMemoryError."""
 
+    is_copied = False
+
     def __init__(self, config: ModelConfig, element: np.dtype[Any], place: Place) -> None:
-        self._address = place.device, place.number  # in the order OrtValue and IOBinding take it
-        self.is_copied = place.is_copied
+        self._place = place
         self._held: dict[str, OrtValue] = {}
         # One token more than the context (session.MIN_ATTENDED).
         super().__init__(config, element=element, spare_tokens=1)
@@ -82,13 +62,16 @@ class DeviceCache(KvCache):
             pointer = self._held[kind].data_ptr()
             for layer in layers:
                 for part in part_names(kind):
-                    buffer = (*self._address, self._element.type, shape, pointer)
+                    buffer = (*self._place, self._element.type, shape, pointer)
                     binding.bind_input(f"past.{layer}.{part}", *buffer)
                     binding.bind_output(f"present.{layer}.{part}", *buffer)
                     pointer += prod(shape) * self._element.itemsize
 
     def _room(self, needed: int) -> int:
-        return capacity_for(needed, self.capacity, self._most)
+        room = max(_FIRST_TOKENS, self.capacity)
+        while room < needed:
+            room *= 2
+        return min(room, self._most)
 
     def _taken(self, length: int) -> dict[str, np.ndarray]:
         with translated(0, length):
@@ -103,7 +86,7 @@ class DeviceCache(KvCache):
     def _hold(self, blocks: dict[str, np.ndarray], capacity: int) -> None:
         with translated(0, capacity):
             self._held = {
-                kind: OrtValue.ortvalue_from_numpy(block, *self._address)
+                kind: OrtValue.ortvalue_from_numpy(block, *self._place)
                 for kind, block in blocks.items()
                 if capacity
             }

@@ -1,18 +1,16 @@
 """Queries NVIDIA's driver and explains why a provider does not start.
 
 The driver (https://docs.nvidia.com/cuda/cuda-driver-api) numbers devices as onnxruntime does, with
-CUDA_VISIBLE_DEVICES; NVML (https://docs.nvidia.com/deploy/nvml-api) reports free memory without a
-context. Patterns match onnxruntime 1.31.1 (cuda_call.cc, provider_bridge_ort.cc), Linux's and
-Windows' linkers, and cudaGetErrorString.
+CUDA_VISIBLE_DEVICES, and is asked first. Patterns match onnxruntime 1.31.1 (cuda_call.cc,
+provider_bridge_ort.cc), Linux's and Windows' linkers, and cudaGetErrorString.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
-from ctypes import CDLL, Structure, byref, c_char_p, c_int, c_size_t, c_ulonglong, c_void_p
+from ctypes import CDLL, byref, c_char_p, c_int, c_size_t
 from ctypes import create_string_buffer as string_buffer
 from functools import cache
 from threading import Lock
@@ -30,9 +28,7 @@ _NO_DEVICE = (
 )
 _OLD_DRIVER = ("NVIDIA's driver is too old for this onnxruntime", "Update NVIDIA's driver.")
 
-_DRIVER, _NVML = "libcuda.so.1", "libnvidia-ml.so.1"
-if sys.platform == "win32":
-    _DRIVER, _NVML = "nvcuda.dll", "nvml.dll"
+_DRIVER = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 # CUresult codes with a remedy.
 _REFUSALS = {
     100: _NO_DEVICE,
@@ -42,7 +38,7 @@ _REFUSALS = {
     ),
 }
 _TEXT_BYTES = 256
-_CUDA = "CUDAExecutionProvider"
+CUDA_PROVIDER = "CUDAExecutionProvider"
 _FATAL = 4  # onnxruntime's severity
 _preparing = Lock()
 
@@ -50,7 +46,6 @@ _preparing = Lock()
 class CudaDevice(NamedTuple):
     name: str
     total_bytes: int
-    pci_bus_id: bytes
 
 
 class CudaDriver(NamedTuple):
@@ -76,41 +71,13 @@ def cuda_driver() -> CudaDriver:
     )
 
 
-def free_bytes(device: CudaDevice) -> int | None:
-    """Return free device memory, or None if NVML does not know."""
-    with suppress(OSError, AttributeError):
-        return _free_bytes(CDLL(_NVML), device)
-    return None
-
-
 def _device(library: CDLL, number: int) -> CudaDevice:
     handle, total = c_int(), c_size_t()
-    name, bus = string_buffer(_TEXT_BYTES), string_buffer(_TEXT_BYTES)
+    name = string_buffer(_TEXT_BYTES)
     _call(library, "cuDeviceGet", byref(handle), number)
     _call(library, "cuDeviceGetName", name, len(name), handle)
-    _call(library, "cuDeviceGetPCIBusId", bus, len(bus), handle)
     _call(library, "cuDeviceTotalMem_v2", byref(total), handle)
-    return CudaDevice(name.value.decode(errors="replace"), total.value, bus.value)
-
-
-class _Memory(Structure):
-    """nvmlMemory_t."""
-
-    _fields_ = (("total", c_ulonglong), ("free", c_ulonglong), ("used", c_ulonglong))
-
-
-def _free_bytes(nvml: CDLL, device: CudaDevice) -> int | None:
-    if nvml.nvmlInit_v2():
-        return None
-    try:
-        handle, memory = c_void_p(), _Memory()
-        if nvml.nvmlDeviceGetHandleByPciBusId_v2(device.pci_bus_id, byref(handle)):
-            return None
-        if nvml.nvmlDeviceGetMemoryInfo(handle, byref(memory)):
-            return None
-        return int(memory.free)
-    finally:
-        nvml.nvmlShutdown()
+    return CudaDevice(name.value.decode(errors="replace"), total.value)
 
 
 def _call(library: CDLL, function: str, *arguments: object) -> None:
@@ -139,9 +106,10 @@ def _refused(known: tuple[str, str], words: str) -> DeviceError:
     return kind(f"{cause} ({words})", remedy=remedy)
 
 
-def require_driver(onnxruntime: Any, providers: Sequence[str]) -> None:
-    """Raises DeviceError if CUDA is wanted and its driver is missing, old or shows no device."""
-    if _CUDA not in providers:
+def require_driver(onnxruntime: Any, provider: str) -> None:
+    """Raises DeviceError if the provider is CUDA's and its driver is missing, old or shows no
+    device."""
+    if provider != CUDA_PROVIDER:
         return
     driver, built = cuda_driver(), _cuda_version(onnxruntime)
     if not built:
@@ -186,44 +154,27 @@ _NO_MEMORY = (
 )
 
 
-def _missing(library: str) -> str:
-    """Return a pattern of linker errors about a missing or mismatched library."""
-    return (
-        rf"(lib{library}[\w.-]*\.so[.\d]*: [^\n]*|undefined symbol: \w+, version lib{library}[^\n]*"
-        rf'|depends on "{library}[^"]*" which is missing)'
-    )
-
-
-def _failed(*codes: int) -> str:
-    """Return a pattern of cuda_call.cc messages up to the source position."""
-    return rf"CUDA failure ({'|'.join(map(str, codes))}): [^;\n]*"
-
-
-_LIBRARIES = ("cudnn", "cublas", "cudart", "curand", "cufft", "nvrtc", "nvJitLink")
+_LIBRARIES = "(cudnn|cublas|cudart|curand|cufft|nvrtc|nvJitLink)"
 # The first match counts. onnxruntime's general message follows each failure, so it is last.
 _KNOWN: tuple[tuple[str, tuple[str, str]], ...] = (
-    (rf"{_failed(35, 803)}|[^\n:;]*driver version is insufficient[^;\n]*", _OLD_DRIVER),
-    (_failed(100), _NO_DEVICE),
     (
-        rf"{_failed(101)}|Invalid device id\.[^\n;]*",
-        ("it has no device of this number", "edge-spec devices lists those there are."),
-    ),
-    (
-        _failed(209, 222, 98),
+        r"CUDA failure (209|222|98): [^;\n]*",
         (
             "this onnxruntime has no kernels for the device",
             "Use llama.cpp (--runtime llamacpp) built for it, or another onnxruntime-gpu.",
         ),
     ),
     (
-        rf"{_failed(2)}|Failed to allocate memory[^\n;]*|cudaErrorMemoryAllocation[^\n;]*",
+        r"CUDA failure 2: [^;\n]*|Failed to allocate memory[^\n;]*"
+        r"|cudaErrorMemoryAllocation[^\n;]*",
         _NO_MEMORY,
     ),
-    (f"{_missing('cuda(?!rt)')}|{_missing('nvcuda')}", _NO_DRIVER),
     (
-        "|".join(map(_missing, _LIBRARIES))
-        + r"|CUDNN failure[^;\n]*|CUDNN_STATUS_[^;\n]*"
-        + r"|LoadLibrary failed with error 126|Require cuDNN [^\n(]*",
+        rf"lib{_LIBRARIES}[\w.-]*\.so[.\d]*: [^\n]*"
+        rf"|undefined symbol: \w+, version lib{_LIBRARIES}[^\n]*"
+        rf'|depends on "{_LIBRARIES}[^"]*" which is missing'
+        r"|CUDNN failure[^;\n]*|CUDNN_STATUS_[^;\n]*"
+        r"|LoadLibrary failed with error 126|Require cuDNN [^\n(]*",
         ("CUDA's or cuDNN's libraries are missing, or of another version", _INSTALL),
     ),
 )
@@ -239,10 +190,10 @@ def find_cause(text: str) -> DeviceError | None:
     return None
 
 
-def start_error(names: Sequence[str], text: str) -> DeviceError | None:
-    """Return the error of starting these devices, None for an unknown message."""
+def start_error(name: str, text: str) -> DeviceError | None:
+    """Return the error of starting a device, None for an unknown message."""
     found = find_cause(text)
     if found is None:
         return None
-    message = f"onnxruntime cannot start {', '.join(names)}: {found.message}"
+    message = f"onnxruntime cannot start {name}: {found.message}"
     return type(found)(message, remedy=found.remedy)

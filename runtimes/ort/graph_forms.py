@@ -1,14 +1,12 @@
 """Makes graphs in memory from a bundle's (exporters/onnx/graph.py), on the same weights file.
 
-Devices get a graph for chains: CUDA's attention refuses a mask, WebGPU's ignores `position_ids`. It
-has one form of attention and experts, not the CPU's two (exporters/onnx/attention.py, experts.py),
-attends to a single row once, and does not round activations to int8, which shifts logits by a tenth
-of their deviation or more.
+CUDA gets a graph for chains, as its attention refuses a mask. It has one form of attention and
+experts, not the CPU's two (exporters/onnx/attention.py, experts.py), attends to a single row once,
+and does not round activations to int8, which shifts logits by a tenth of their deviation or more.
 
-CUDA's GroupQueryAttention takes no float32, so matrices, attention and cache become float16.
-Quantized integers stay in the file; their scales are rounded once, on loading. Residual streams may
-overflow float16, as Gemma 3's does: then embeddings, residual sums and norms stay float32, with
-Casts around matrices.
+CUDA's GroupQueryAttention takes no float32, so matrices, attention and cache become float16;
+quantized integers stay. Residual streams may overflow float16, as Gemma 3's does: then embeddings,
+residual sums and norms stay float32, with Casts around matrices.
 
 On the CPU, features (`edge_spec.core.features`) are extra outputs, free if unbound:
 
@@ -22,13 +20,11 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.errors import BundleError, DeviceError
-from edge_spec.runtimes.ort.devices import TAKES_HALF
+from edge_spec.errors import BundleError
 from edge_spec.runtimes.ort.signature import BIAS, STACKED
 
 _FLOAT, _HALF = TensorProto.FLOAT, TensorProto.FLOAT16
@@ -44,32 +40,21 @@ _ALWAYS_HALF = (
 _NORMS = ("SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization")
 _LOOKUPS = ("GatherBlockQuantized",)
 _HEAD_NORMS = ("q_norm.weight", "k_norm.weight")  # of queries and keys, for attention
-_INLINE_BYTES = 1024
-_SUFFIX = ".float16"
-
-
-def keeps_wide_stream(config: ModelConfig) -> bool:
-    """Return whether float16 may not hold the residual stream: embeddings are scaled, or sublayer
-    outputs normed."""
-    return config.embedding_scale != 1.0 or config.norm_places != "before"
 
 
 class _Halving:
-    """Turns a model into float16, node by node in execution order. model: loaded from `path`
-    without weights."""
+    """Turns a graph into float16, node by node in execution order. Weights become float16 by nodes
+    that onnxruntime runs once, as it loads the graph."""
 
-    def __init__(self, model: ModelProto, path: Path, is_wide: bool) -> None:
-        self._graph = model.graph
-        self._path = path
+    def __init__(self, graph: GraphProto, is_wide: bool) -> None:
+        self._graph = graph
         self._is_wide = is_wide
-        self._stored = {proto.name: proto for proto in self._graph.initializer}
-        self._types = {name: proto.data_type for name, proto in self._stored.items()}
+        self._types = {proto.name: proto.data_type for proto in graph.initializer}
+        self._stored = frozenset(self._types)
         self._same: dict[str, str] = {}  # outputs of dropped casts to their inputs
         self._cast: dict[tuple[str, int], str] = {}  # value and type to the cast value
-        self._made: dict[str, np.ndarray] = {}
 
-    def run(self) -> dict[str, np.ndarray]:
-        """Change the model and return its float16 weights. Raises DeviceError."""
+    def run(self) -> None:
         for value in self._graph.input:
             kind = value.type.tensor_type
             kind.elem_type = _HALF if kind.elem_type == _FLOAT else kind.elem_type
@@ -77,7 +62,6 @@ class _Halving:
         set_nodes(self._graph, [each for node in self._graph.node for each in self._changed(node)])
         for value in self._graph.output:
             value.type.tensor_type.elem_type = self._types[value.name]
-        return self._made
 
     def _changed(self, node: NodeProto) -> Iterator[NodeProto]:
         node.input[:] = [self._same.get(name, name) for name in node.input]
@@ -88,9 +72,13 @@ class _Halving:
         kind = self._type_of(node, [node.input[at] for at in floating])
         for at in floating:
             name = node.input[at]
-            if self._types[name] != kind:
-                yield from self._convert(name, kind)
-                node.input[at] = self._cast[name, kind]
+            if self._types[name] == kind:
+                continue
+            if (name, kind) not in self._cast:
+                made = name + (".float16" if kind == _HALF else ".float32")
+                self._cast[name, kind], self._types[made] = made, kind
+                yield helper.make_node("Cast", [name], [made], made, to=kind)
+            node.input[at] = self._cast[name, kind]
         for name in filter(None, node.output):
             self._types[name] = kind if floating else TensorProto.UNDEFINED
         yield node
@@ -120,56 +108,6 @@ class _Halving:
 
     def _is_floating(self, name: str) -> bool:
         return self._types.get(name) in (_FLOAT, _HALF)
-
-    def _convert(self, name: str, kind: int) -> Iterator[NodeProto]:
-        """Record the value's name in another type; yield the node that makes it."""
-        if (name, kind) in self._cast:
-            return
-        if kind == _HALF and name in self._stored:
-            self._cast[name, kind] = self._store(name)
-            return
-        made = name + (_SUFFIX if kind == _HALF else ".float32")
-        self._cast[name, kind], self._types[made] = made, kind
-        yield helper.make_node("Cast", [name], [made], made, to=kind)
-
-    def _store(self, name: str) -> str:
-        values = stored_values(self._stored[name], self._path)
-        with np.errstate(over="ignore"):
-            rounded = values.astype(np.float16)
-        if not np.array_equal(np.isinf(rounded), np.isinf(values)):
-            raise DeviceError(
-                f"{self._path}: {name} has weights that float16 cannot hold",
-                remedy="Choose --device cpu.",
-            )
-        made = name + _SUFFIX
-        if rounded.nbytes <= _INLINE_BYTES:
-            proto = numpy_helper.from_array(rounded, made)
-        else:
-            self._made[made] = rounded
-            proto = _external(made, rounded, self._stored[name])
-        self._graph.initializer.append(proto)
-        self._stored[made], self._types[made] = proto, _HALF
-        return made
-
-
-def stored_values(proto: TensorProto, path: Path) -> np.ndarray:
-    """Return a weight of the graph at `path`, mapped if external."""
-    if proto.data_location != TensorProto.EXTERNAL:
-        return numpy_helper.to_array(proto)
-    stated = {each.key: each.value for each in proto.external_data}
-    dtype = helper.tensor_dtype_to_np_dtype(proto.data_type)
-    file, offset = path.parent / stated["location"], int(stated.get("offset", 0))
-    return np.memmap(file, dtype, "r", offset, tuple(proto.dims))
-
-
-def _external(name: str, values: np.ndarray, like: TensorProto) -> TensorProto:
-    """Return an external tensor whose bytes come with the graph."""
-    proto = TensorProto(
-        name=name, dims=values.shape, data_type=_HALF, data_location=TensorProto.EXTERNAL
-    )
-    location = next((each.value for each in like.external_data if each.key == "location"), name)
-    proto.external_data.add(key="location", value=location)
-    return proto
 
 
 _EMBEDDED, _HIDDEN = "embedded", "hidden"  # as exported
@@ -217,7 +155,7 @@ def _norm_of_all_rows(made_by: Mapping[str, NodeProto], name: str) -> NodeProto:
 
 
 _ATTENTION_ROWS = ("attention_rows", "kept_rows")  # inputs: rows that onnxruntime's CPU repeats
-_OPSET = 21  # without the stacked form; few devices know newer ones
+_OPSET = 21  # without the stacked form
 _ATTENTION = "GroupQueryAttention"
 _POSITIONS_INPUT, _BIAS_INPUT = 9, 10  # of the operator
 _OF_FORMS = {STACKED, "cached_tokens", *_ATTENTION_ROWS, "position_ids", BIAS}  # inputs
@@ -226,39 +164,35 @@ _WINDOW = "window."  # prefix of nodes that make its bias
 
 @dataclass(frozen=True)
 class GraphForm:
-    """How devices compute. has_wide_stream: residual stream and norms stay float32."""
+    """How CUDA computes. has_wide_stream: residual stream and norms stay float32."""
 
     is_half: bool = False
     has_wide_stream: bool = False
 
 
-FLOAT32 = GraphForm()  # also the CPU's reference for devices
+FLOAT32 = GraphForm()  # the CPU's reference for it
 
 
 # Not measured on a device.
-def forms_for(providers: Iterable[str], config: ModelConfig) -> list[GraphForm]:
-    """Return the forms to try on these devices, fastest first."""
-    if TAKES_HALF.isdisjoint(providers):
-        return [FLOAT32]
+def forms_for(config: ModelConfig) -> list[GraphForm]:
+    """Return the forms to try on CUDA, fastest first."""
     wide = GraphForm(is_half=True, has_wide_stream=True)
-    return [wide] if keeps_wide_stream(config) else [GraphForm(is_half=True), wide]
+    # Scaled embeddings and normed outputs of sublayers make streams that float16 may not hold.
+    is_large = config.embedding_scale != 1.0 or config.norm_places != "before"
+    return [wide] if is_large else [GraphForm(is_half=True), wide]
 
 
-def formed_graph(
-    path: Path, config: ModelConfig, form: GraphForm
-) -> tuple[bytes, Mapping[str, np.ndarray]]:
-    """Return a serialized ModelProto and retyped weights for external initializers. Raises
-    DeviceError if float16 cannot hold a weight."""
+def formed_graph(path: Path, config: ModelConfig, form: GraphForm) -> bytes:
+    """Return a serialized ModelProto."""
     model = onnx.load(str(path), load_external_data=False)
     _keep_general_forms(model)
     _take_chains(model.graph, config)
     _attend_once(model.graph)
     _keep_activations(model.graph)
-    made: Mapping[str, np.ndarray] = {}
     if form.is_half:
-        made = _Halving(model, path, form.has_wide_stream).run()
+        _Halving(model.graph, form.has_wide_stream).run()
     drop_unread(model.graph, _OF_FORMS)
-    return bytes(model.SerializeToString()), made
+    return bytes(model.SerializeToString())
 
 
 def _keep_general_forms(model: ModelProto) -> None:

@@ -10,9 +10,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-from onnxruntime import OrtValue
-
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import BundleError, EdgeSpecError
 from edge_spec.models.bundle import Bundle
@@ -31,7 +28,7 @@ WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"  # for a
 
 
 class GraphLoader:
-    """Loads a bundle's graphs on its devices, with its threads."""
+    """Loads a bundle's graphs on a device, with its threads."""
 
     def __init__(
         self,
@@ -44,8 +41,8 @@ class GraphLoader:
         """has_own_products: our kernels may compute on the CPU. entries: session configuration;
         settings: SessionOptions attributes."""
         self._library = import_onnxruntime()
-        self.devices = devices.choose(self._library, options.providers)
-        self._on_cpu = all(device.name == CPU for device in self.devices)
+        self.device = devices.choose(self._library, options.providers)
+        self._on_cpu = self.device.kind == CPU
         self._settings = {"log_severity_level": 3, **settings}
         self._entries = {RECORDS_PLACEMENT: "1", **entries}
         if options.takes_turns:  # waking threads slows a model that runs alone
@@ -60,14 +57,12 @@ class GraphLoader:
         longest = bundle.config.context_length - (0 if is_growing else 1)
         length = min(options.context_length or longest, longest)
         self.config = replace(bundle.config, context_length=length)
-        self._held: list[OrtValue] = []  # weights that graphs read in place
-        self._suits = self._on_cpu and has_own_products
-        self._products = OwnProducts(self._suits)
+        self._products = OwnProducts(self._on_cpu and has_own_products)
 
     @property
     def kernels(self) -> str | None:
         """Our kernels in one line; None on devices."""
-        return self._products.description if self._suits else None
+        return self._products.description
 
     @property
     def threads(self) -> int | None:
@@ -87,19 +82,17 @@ class GraphLoader:
         name: str,
         threads: int | None = None,
         made: bytes | None = None,
-        initializers: Mapping[str, np.ndarray] = MappingProxyType({}),
         stops_spinning: bool = False,
     ) -> Any:
-        """Return an InferenceSession. made: a graph made from the file, on its weights except
-        `initializers`. stops_spinning: whether another graph runs meanwhile or between passes,
+        """Return an InferenceSession. made: a graph made from the file, on its weights.
+        stops_spinning: whether another graph runs meanwhile or between passes,
         which spinning threads slow. Raises BundleError, DeviceError."""
         graph, chosen = self.bundle.file(name), threads or self._num_threads
-        given = {name: OrtValue.ortvalue_from_numpy(each) for name, each in initializers.items()}
-        self._held += given.values()
-        options = partial(self._session_options, chosen, stops_spinning, given)
+        options = partial(self._session_options, chosen, stops_spinning)
+        start = partial(devices.start_session, device=self.device, ask=fault)
         try:
             session = self._products.load(
-                made or graph, graph.parent, chosen or available_cores(), options, self._load
+                made or graph, graph.parent, chosen or available_cores(), options, start
             )
         except EdgeSpecError:
             raise
@@ -109,19 +102,10 @@ class GraphLoader:
                 remedy="Export the model again, or update onnxruntime.",
             ) from error
         if not self._on_cpu:
-            require_on_device(session, self.devices)
+            require_on_device(session, self.device)
         return session
 
-    def _load(self, graph: Path | bytes, options: Any) -> Any:
-        return devices.start_session(graph, options, self.devices, fault)
-
-    def _session_options(
-        self,
-        threads: int,
-        stops_spinning: bool,
-        initializers: Mapping[str, OrtValue],
-        folder: Path | None,
-    ) -> Any:
+    def _session_options(self, threads: int, stops_spinning: bool, folder: Path | None) -> Any:
         """folder: of weights, for a graph in memory."""
         options = self._library.SessionOptions()
         for name, value in self._settings.items():
@@ -134,6 +118,4 @@ class GraphLoader:
             entries[WEIGHTS_FOLDER] = str(folder)
         for name, entry in entries.items():
             options.add_session_config_entry(name, entry)
-        if initializers:
-            options.add_external_initializers(list(initializers), list(initializers.values()))
         return options

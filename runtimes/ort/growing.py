@@ -27,7 +27,6 @@ from edge_spec.core.tree import TokenTree
 from edge_spec.errors import BundleError
 from edge_spec.models.bundle import Bundle
 from edge_spec.runtimes.kv_cache import MAX_ROWS, PREFILL_ROWS
-from edge_spec.runtimes.ort.devices import count_nodes
 from edge_spec.runtimes.ort.graph_loader import GRAPH_FILE, GraphLoader
 from edge_spec.runtimes.ort.signature import translated
 
@@ -56,9 +55,6 @@ class GrowingModel:
 
     def open_session(self) -> GrowingSession:
         return GrowingSession(self._inference, self._caches, self.config)
-
-    def node_placement(self) -> dict[str, dict[str, int]]:
-        return count_nodes(self._inference)
 
     def close(self) -> None:
         self._inference = None

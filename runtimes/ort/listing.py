@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -13,15 +12,11 @@ import numpy as np
 from edge_spec.core.isolated import IsolatedError, isolated
 from edge_spec.models.devices import CPU, Device, processor
 from edge_spec.runtimes.ort import devices, rows
-from edge_spec.runtimes.ort.cuda import (
-    find_cause,
-    free_bytes,
-    prepare_cuda,
-    require_driver,
-)
+from edge_spec.runtimes.ort.cuda import CUDA_PROVIDER, find_cause, require_driver
 from edge_spec.runtimes.ort.devices import (
+    PROCESSOR,
+    QNN_PACKAGE,
     RECORDS_PLACEMENT,
-    TAKES_HALF,
     count_nodes,
     heavy_on_cpu,
 )
@@ -30,22 +25,20 @@ from edge_spec.runtimes.ort.library import import_onnxruntime
 _RUNTIME = "ort"
 _PROBE_S = 40.0  # a driver may compile its kernels first
 _ERROR = 3  # onnxruntime's severity
-_MEGABYTES = re.compile(r"(\d+) MB")  # a card's memory on Windows
 
 
 def listed() -> Iterator[Device]:
     """List devices after multiplying matrices on each in an isolated process. Only opening a model
     shows whether it is right. Raises MissingDependencyError."""
     onnxruntime = import_onnxruntime()
-    packages = devices.load_packages()
-    prepare_cuda(onnxruntime)
-    found = devices.choices(onnxruntime)
+    found = devices.find_devices(onnxruntime)
     with ThreadPoolExecutor() as pool:
-        faults = dict(zip(found, pool.map(fault, found), strict=True))
-    for name, choice in found.items():
-        yield _described(choice, faults[name])
-    for package, reason in packages.items():
-        yield Device(_RUNTIME, package, None, "package", fault=reason)
+        faults = list(pool.map(fault, found))
+    for device, reason in zip(found.values(), faults, strict=True):
+        yield _describe(device, reason)
+    unusable = devices.load_qnn()
+    if unusable is not None:
+        yield Device(_RUNTIME, QNN_PACKAGE, None, "package", fault=unusable)
 
 
 def fault(name: str) -> str | None:
@@ -57,16 +50,11 @@ def fault(name: str) -> str | None:
     return None
 
 
-def _described(choice: devices.ProviderChoice, fault: str | None) -> Device:
-    if choice.name == CPU:
+def _describe(device: devices.OrtDevice, fault: str | None) -> Device:
+    if device == PROCESSOR:
         return replace(processor(_RUNTIME), fault=fault, kernels=rows.description())
-    total = free = None
-    if choice.cuda is not None:
-        total, free = choice.cuda.total_bytes, free_bytes(choice.cuda)
-    elif choice.device is not None:
-        told = _MEGABYTES.fullmatch(choice.device.device.metadata.get("DxgiVideoMemory", ""))
-        total = int(told[1]) << 20 if told else None
-    return Device(_RUNTIME, choice.name, choice.kind, choice.description, total, free, fault)
+    total = None if device.cuda is None else device.cuda.total_bytes
+    return Device(_RUNTIME, device.name, device.kind, device.description, total, fault=fault)
 
 
 def _probe(name: str) -> None:
@@ -78,9 +66,9 @@ def _probe(name: str) -> None:
     settings.log_severity_level = 4
     settings.add_session_config_entry(RECORDS_PLACEMENT, "1")
     chosen = devices.choose(onnxruntime, [name])
-    require_driver(onnxruntime, [choice.provider for choice in chosen])
+    require_driver(onnxruntime, chosen.provider)
     onnxruntime.set_default_logger_severity(_ERROR)  # `fault` reads what it prints
-    kind = "float16" if chosen[0].provider in TAKES_HALF else "float"
+    kind = "float16" if chosen.provider == CUDA_PROVIDER else "float"
     model: Any = parser.parse_model(f"""
         <ir_version: 8, opset_import: ["": 17]>
         probe ({kind}[2, 2] x) => ({kind}[2, 2] y) {{ y = MatMul (x, x) }}""")

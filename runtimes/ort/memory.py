@@ -3,7 +3,7 @@
 Measured with onnxruntime 1.31 and 1.32 on x86-64: integer matrices are repacked and their originals
 unmapped; scales and zero points stay mapped, with copies of scales and block sums. Our kernels take
 a little less. A tied embedding stays beside the head's copy. Float16 becomes float32, except
-embeddings. GPUs were not measured: the copies of graph_forms.py and caches.py are added up.
+embeddings. Before a model moves to a GPU it is opened here, too; what it takes there is unknown.
 """
 
 from __future__ import annotations
@@ -13,11 +13,8 @@ import re
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.models.bundle import Bundle
-from edge_spec.models.devices import CPU, Memory, context_tokens
+from edge_spec.models.devices import Memory, context_tokens
 from edge_spec.runtimes.kv_cache import GROWTH_TOKENS, PREFILL_ROWS
-from edge_spec.runtimes.ort.caches import FIRST_TOKENS, capacity_for, with_memory
-from edge_spec.runtimes.ort.devices import choose
-from edge_spec.runtimes.ort.library import import_onnxruntime
 from edge_spec.runtimes.static.session import session_bytes
 
 DATA_FILE = "model.onnx.data"
@@ -29,8 +26,6 @@ _FLOAT = 4  # bytes
 _DECODED_ROWS = 15  # buffers for widths 1 to 5
 _SCORE_BUFFERS, _ROUND_ROWS = 3, 16
 _ARENA = 2  # it grows in powers of two
-_HALF = 2  # bytes, on a GPU
-_CUDA_BYTES = 500_000_000  # context and kernels
 # Copies of integer matrices in each function of a static bundle; other matrices, and each scoring
 # function's head, are float32. Measured with the demo model's four functions.
 _COPIED = 1.5
@@ -38,13 +33,10 @@ _BLOCK_SCALE_BITS = 1  # per weight: blocks of 32 share 32
 
 
 def bundle_memory(bundle: Bundle, options: RuntimeOptions, num_tokens: int | None) -> Memory:
-    """Raises BundleError for a bundle without weights, UsageError for an unknown device."""
+    """Raises BundleError for a bundle without weights."""
     config, kind = bundle.config, bundle.manifest.kv_cache
     length, used = context_tokens(config.context_length, options, num_tokens)
     is_growing = kind == "growing"
-    device = None if is_growing else _own_memory(options)
-    if device is not None:
-        return _device_memory(bundle, device, length, used)
     steps = -(-used // GROWTH_TOKENS)
     capacity = min(steps * GROWTH_TOKENS, length + (0 if is_growing else 1))
     cache = config.cached_elements * capacity * _FLOAT
@@ -58,36 +50,6 @@ def bundle_memory(bundle: Bundle, options: RuntimeOptions, num_tokens: int | Non
     if kind == "whole":  # all heads' scores in a round of many rows
         work += _FLOAT * _SCORE_BUFFERS * _ROUND_ROWS * config.num_heads * capacity
     return Memory(_weights(bundle, config), cache, work, LIBRARY_BYTES)
-
-
-def _own_memory(options: RuntimeOptions) -> str | None:
-    """Return the device whose memory gets the model; None: main memory."""
-    if all(name.lower() == CPU for name in options.providers):
-        return None
-    choice = with_memory(choose(import_onnxruntime(), options.providers))
-    return None if choice is None else choice.name
-
-
-def _device_memory(bundle: Bundle, device: str, length: int, used: int) -> Memory:
-    """Count weights and cache on a device, with those made in float16 held here, too."""
-    config = bundle.config
-    stored = bundle.file(DATA_FILE).stat().st_size
-    if bundle.manifest.quantization == "fp32":
-        stored //= 2
-    bits = re.match(r"int(\d+)", bundle.manifest.quantization)
-    matrices = int(layer_weights(config) * (_HALF if bits is None else int(bits[1]) / 8))
-    beside = max(0, stored - matrices)  # scales, norms, an embedding
-    capacity = capacity_for(used, 0, length)
-    block = 2 * config.num_layers * config.kv_size * capacity * _HALF
-    cache = block if capacity <= FIRST_TOKENS else block * 3 // 2  # with the one it grew from
-    scores = _DECODED_ROWS * (config.vocab_size + config.hidden_size) * _FLOAT
-    return Memory(
-        weights=beside + _LAYER_BYTES * config.num_layers,
-        cache=0,
-        work=scores,
-        library=LIBRARY_BYTES,
-        on_devices={device: stored + cache + _work(config, capacity) + _CUDA_BYTES},
-    )
 
 
 def _weights(bundle: Bundle, config: ModelConfig) -> int:

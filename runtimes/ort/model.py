@@ -11,7 +11,6 @@ from edge_spec.core.runtime_protocols import PassPart
 from edge_spec.models.bundle import Bundle
 from edge_spec.runtimes.kv_cache import MAX_ROWS
 from edge_spec.runtimes.ort.caches import DeviceCache, Place
-from edge_spec.runtimes.ort.devices import count_nodes
 from edge_spec.runtimes.ort.graph_forms import GraphForm
 from edge_spec.runtimes.ort.joint import JointPasses, places_for
 from edge_spec.runtimes.ort.model_graphs import ModelGraphs
@@ -49,9 +48,6 @@ class OrtModel:
             return OrtSession(graph, config, DeviceCache(config, graph.cache, graphs.place))
         session = HostSession(config, graphs)
         return session if config.encoder is None else OrtSourceSession(session, config)
-
-    def node_placement(self) -> dict[str, dict[str, int]]:
-        return count_nodes(self.graphs.whole)
 
     def prepare_sharing(self, num_sessions: int) -> int:
         """Load the graph for shared passes, with the most places ever wanted, if memory allows

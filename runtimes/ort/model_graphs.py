@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 class ModelGraphs(GraphLoader):
     """A model's graphs, which threads may load concurrently.
 
-    form: None: as stored, for the CPU. place: memory of caches; None: the options'.
+    form: None: as stored, for the CPU. place: memory of caches; None: the device's.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class ModelGraphs(GraphLoader):
     ) -> None:
         super().__init__(bundle, options, has_own_products=form is None)
         self.form = form
-        self.place = place or place_of(self.devices)
+        self.place = place or place_of(self.device)
         self._features: frozenset[int] = frozenset()  # outputs of the whole graph
         self.whole: Any = self._open_whole()
         _require_described(self.whole, bundle)
@@ -85,8 +85,9 @@ class ModelGraphs(GraphLoader):
             return self.open(GRAPH_FILE, threads)
         graph = self.bundle.file(GRAPH_FILE)
         if self.form is not None:
-            return self.open(GRAPH_FILE, threads, *formed_graph(graph, self.config, self.form))
-        made = feature_graph(graph, self.config, self._features)
+            made = formed_graph(graph, self.config, self.form)
+        else:
+            made = feature_graph(graph, self.config, self._features)
         return self.open(GRAPH_FILE, threads, made)
 
     def open_featured(self, layers: Sequence[int]) -> Any:

@@ -131,16 +131,20 @@ def description() -> str:
 
 class OwnProducts:
     """Gives our kernels to all graphs of a bundle or head, or to none, since rows of the two
-    differ. suits: whether the CPU computes."""
+    differ. suits: whether they may compute at all."""
 
     def __init__(self, suits: bool = True) -> None:
-        self._reason = refusal() if suits else "other devices compute"  # why none of them
+        self._suits = suits
+        self._reason = refusal() if suits else ""  # why none of them; None: they compute
         self._lock = Lock()  # graphs may load concurrently
         self._num_replaced = self._num_left = 0
         self._is_settled = False  # a graph was loaded with our kernels
 
     @property
-    def description(self) -> str:
+    def description(self) -> str | None:
+        """The kernels in one line; None if they do not suit."""
+        if not self._suits:
+            return None
         if self._reason is not None:
             return f"rows: off, {self._reason}"
         if not self._num_replaced:
@@ -169,7 +173,8 @@ class OwnProducts:
                     options = make_options(folder)
                     register(options)
                     session = load(made.model, options)
-                    self._is_settled = True
+                    with self._lock:
+                        self._is_settled = True
                     return session
             except Exception as error:
                 with self._lock:

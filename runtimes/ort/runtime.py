@@ -48,9 +48,9 @@ class OrtRuntime(Runtime):
         return open_bundle(source, options)
 
     def require_devices(self, providers: Sequence[str]) -> None:
-        from edge_spec.runtimes.ort.opening import choose_devices
+        from edge_spec.runtimes.ort.opening import choose_device
 
-        choose_devices(providers)
+        choose_device(providers)
 
     def devices(self, options: RuntimeOptions) -> list[Device]:
         from edge_spec.runtimes.ort.listing import listed

@@ -18,7 +18,7 @@ from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import BundleError, DeviceError, SessionError, UsageError
 from edge_spec.models.bundle import Bundle, CompiledFor
 from edge_spec.models.devices import CPU
-from edge_spec.runtimes.ort.devices import QNN, choices, load_packages
+from edge_spec.runtimes.ort.devices import QNN, find_devices
 from edge_spec.runtimes.ort.graph_loader import GraphLoader
 from edge_spec.runtimes.ort.library import import_onnxruntime
 from edge_spec.runtimes.static.onnx_program import OnnxProgram, OpenedGraphs
@@ -95,8 +95,7 @@ def open_static(bundle: Bundle, options: RuntimeOptions) -> StaticModel:
 
 
 def require_hardware(bundle: Bundle, compiled: CompiledFor) -> None:
-    load_packages()
-    if QNN not in choices(import_onnxruntime()):
+    if QNN not in find_devices(import_onnxruntime()):
         raise DeviceError(
             f"{bundle.path} was compiled for {compiled}, this machine has no NPU of Qualcomm's "
             f"({_soc() or platform.machine() or 'another processor'})",

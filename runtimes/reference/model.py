@@ -24,9 +24,9 @@ from edge_spec.core.model_info import TensorRows, Tensors
 from edge_spec.core.runtime_protocols import PassPart, forward_one_by_one
 from edge_spec.core.source_session import SourceSession
 from edge_spec.core.tree import TokenTree, preceding
-from edge_spec.errors import UsageError
-from edge_spec.models.devices import Device, processor
+from edge_spec.models.devices import CPU, Device, processor
 from edge_spec.runtimes.kv_cache import KvCache
+from edge_spec.runtimes.libraries import pick_device
 from edge_spec.runtimes.reference.arithmetic import MAX_ROWS, Arithmetic, Heads, Weights
 
 
@@ -304,12 +304,7 @@ class ReferenceRuntime(Runtime):
     def open(self, source: Tensors, options: RuntimeOptions) -> ReferenceModel:
         # numpy uses one thread, whatever was asked for.
         options.require_only(self.name, "threads", "providers", "context_length")
-        others = [name for name in options.providers if name.lower() != "cpu"]
-        if others:
-            raise UsageError(
-                f"{self.name} has no device {', '.join(others)}",
-                remedy="It runs on the cpu; choose another --runtime for others.",
-            )
+        pick_device(self.name, options.providers, [CPU])
         return ReferenceModel(source, options.context_length)
 
     def open_layers(

@@ -35,7 +35,6 @@ int cuDriverGetVersion(int *version) { *version = VERSION; return 0; }
 int cuDeviceGetCount(int *count) { *count = 2; return 0; }
 int cuDeviceGet(int *device, int number) { *device = number; return 0; }
 int cuDeviceGetName(char *name, int size, int device) { strcpy(name, "A card"); return 0; }
-int cuDeviceGetPCIBusId(char *bus, int size, int device) { strcpy(bus, "0:1:0.0"); return 0; }
 int cuDeviceTotalMem_v2(size_t *bytes, int device) { *bytes = 8UL << 30; return 0; }
 """
 

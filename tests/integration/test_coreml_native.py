@@ -148,3 +148,9 @@ def test_what_core_ml_raises_is_one_line_with_a_remedy(
     native.fault = ""
     session.prefill([4])
     assert session.length == 4
+
+
+@pytest.mark.usefixtures("native")
+def test_units_are_listed_as_a_device_is_asked_for() -> None:
+    listed = CoreMlRuntime().devices(RuntimeOptions())
+    assert [(each.name, each.kind) for each in listed] == [("gpu", "gpu"), ("ane", "npu")]

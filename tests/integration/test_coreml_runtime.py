@@ -73,8 +73,12 @@ def test_nothing_is_converted_where_core_ml_cannot_run_it(
     ("runtime", "options", "text"),
     [
         ("coreml", {"kv_type": "f16"}, "coreml has no option kv-type"),
-        ("coreml", {"providers": ("cuda",)}, "coreml has no device cuda.*cpu, gpu, ane, all"),
-        ("coreml", {"providers": ("gpu", "ane")}, "coreml has no device gpu, ane"),
+        ("coreml", {"providers": ("cuda",)}, "coreml has no device 'cuda'.*cpu, gpu, ane, all"),
+        (
+            "coreml",
+            {"providers": ("gpu", "ane")},
+            "on one device, not on gpu and ane",
+        ),
         ("coreml", {"context_length": 101}, "holds 100 tokens, not 101"),
     ],
 )

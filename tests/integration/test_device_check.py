@@ -78,13 +78,6 @@ def test_the_real_load_error_is_the_finding(on: Any) -> None:
     assert row.remedy == "Install it."
 
 
-def test_heavy_operators_on_the_cpu_are_a_fault(on: Any) -> None:
-    assert levels(found("opens", on("placed"))) == ["ok", "ok"]
-    row = found("opens", on("left-on-cpu"))[1]
-    assert row.level == "fault" and "15 MatMulNBits, 3 GroupQueryAttention" in row.found
-    assert levels(found("opens", on("leaks"))) == ["ok"]  # which tells nothing
-
-
 def test_texts_that_drafting_changes_are_found(on: Any) -> None:
     rows = found("lossless", on("wide-differs"))
     assert rows[0].level == "fault" and rows[0].found.startswith("greedy text")

@@ -91,6 +91,19 @@ def test_a_source_is_encoded_once_for_all_its_answers(session: Callable[..., tup
     assert source.length == 5 and decoder.sources[1:] == [[5, 6, 8]]
 
 
+def test_the_next_source_is_encoded_before_an_answer_also_after_a_restore(
+    session: Callable[..., tuple],
+) -> None:
+    """It ends as the one before did."""
+    first, _ = session()
+    first.prefill([5, 6, t5_models.END, t5_models.PAD, 11])
+    restored, decoder = session()
+    restored.restore(first.state(), first.length)
+    restored.rollback(0)
+    restored.prefill([7, t5_models.END])
+    assert decoder.sources == [[7, t5_models.END]]
+
+
 def test_a_source_that_changes_at_its_end_changes_all_scores(
     session: Callable[..., tuple],
 ) -> None:

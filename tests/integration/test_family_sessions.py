@@ -106,8 +106,8 @@ def test_a_cache_that_grows_with_its_text_scores_as_a_whole_one(
 def test_other_devices_than_the_cpu_are_refused(
     name: str, family_bundle: Bundles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    device = SimpleNamespace(name="cuda0", provider="CUDAExecutionProvider")
-    monkeypatch.setattr(opening, "choose_devices", lambda providers: [device])
+    device = SimpleNamespace(name="cuda0", provider="CUDAExecutionProvider", kind="gpu")
+    monkeypatch.setattr(opening, "choose_device", lambda providers: device)
     with pytest.raises(UsageError, match=f"{FEATURES[name]}, which ort computes on the CPU"):
         OrtRuntime().open(family_bundle(name), RuntimeOptions(providers=("cuda0",)))
 

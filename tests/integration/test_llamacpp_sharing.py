@@ -219,7 +219,6 @@ def test_passes_alike_reuse_the_graph_of_the_one_before(
     for widths in ((3, 2), (3, 2), (2, 3), (2, 2), (2, 2)):
         parts = zip((one, other), map(chain, map(tokens, widths)), strict=True)
         together(model, *parts)
-        counts.append(model.graphs_reused)
+        context = one._sequence.home.handle
+        counts.append(model._weights.library.llama_perf_context(context).n_reused)
     assert counts == [0, 1, 2, 2, 3]
-    model.close()
-    assert model.graphs_reused == 0

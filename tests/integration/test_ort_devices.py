@@ -17,18 +17,12 @@ from edge_spec.errors import DeviceError, MissingDependencyError, UsageError
 from edge_spec.models.bundle import Bundle
 from edge_spec.runtimes.ort import OrtRuntime, devices, listing
 from edge_spec.runtimes.ort.cuda import CudaDevice, CudaDriver
-from edge_spec.runtimes.ort.devices import (
-    ProviderChoice,
-    add_providers,
-    choices,
-    choose,
-    require_started,
-)
+from edge_spec.runtimes.ort.devices import OrtDevice, choose, find_devices, require_started
 from edge_spec.runtimes.ort.library import import_onnxruntime
 
 onnxruntime: Any = pytest.importorskip("onnxruntime")
 Exported = Callable[..., Bundle]
-CUDA = ProviderChoice("cuda", "CUDAExecutionProvider", "gpu", "a card", None)
+CUDA = OrtDevice("cuda", "CUDAExecutionProvider", "gpu", "a card")
 
 
 def ep_device(provider: str, kind: str, **metadata: str) -> Any:
@@ -52,10 +46,10 @@ class Pretended:
 
 
 @pytest.fixture(autouse=True)
-def packages_are_loaded_anew() -> Iterator[None]:
-    devices.load_packages.cache_clear()
+def qnn_is_loaded_anew() -> Iterator[None]:
+    devices.load_qnn.cache_clear()
     yield
-    devices.load_packages.cache_clear()
+    devices.load_qnn.cache_clear()
 
 
 @pytest.fixture(autouse=True)
@@ -68,46 +62,50 @@ def no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "cuda_driver", missing)
 
 
-def test_each_device_of_a_package_has_a_name_those_of_its_kind_first() -> None:
-    path = "library_path"
+def test_the_npu_is_found_among_a_packages_devices_where_one_can_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pretended = Pretended(
-        ep_device("WebGpuExecutionProvider", "CPU", **{path: "x", "FULL_DEVICE_NAME": "a core"}),
-        ep_device("WebGpuExecutionProvider", "GPU", **{path: "x"}),
-        ep_device("WebGpuExecutionProvider", "GPU", **{path: "x", "FULL_DEVICE_NAME": "second"}),
+        ep_device("QNNExecutionProvider", "GPU", FULL_DEVICE_NAME="Adreno"),
+        ep_device("QNNExecutionProvider", "NPU"),
     )
-    found = choices(pretended)
-    assert [(name, choice.kind, choice.description) for name, choice in found.items()] == [
-        ("cuda", "gpu", "CUDAExecutionProvider"),
-        ("webgpu", "gpu", "Acme GPU"),
-        ("webgpu:1", "gpu", "second"),
-        ("webgpu:2", "gpu", "a core"),
-        ("cpu", "cpu", "CPUExecutionProvider"),
-    ]
-    chosen = choose(pretended, ["WebGPU:0", "cuda", "CUDAExecutionProvider", "cpu"])
-    assert [choice.name for choice in chosen] == ["webgpu", "cuda", "cpu"]
-    assert [choice.from_package for choice in chosen] == [True, False, False]
+    names = {}
+    for machine in ("x86_64", "aarch64"):
+        monkeypatch.setattr(devices.platform, "machine", lambda found=machine: found)
+        names[machine] = list(find_devices(pretended))
+    assert names == {"x86_64": ["cpu", "cuda"], "aarch64": ["cpu", "cuda", "qnn"]}
+    found = choose(pretended, ["QNNExecutionProvider"])
+    assert (found.kind, found.description) == ("npu", "Acme NPU")
 
 
 def test_each_cuda_device_has_a_name_and_its_number_reaches_the_provider(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    cards = tuple(CudaDevice(name, 2**30, b"0000:01:00.0") for name in ("Large", "Small"))
+    cards = tuple(CudaDevice(name, 2**30) for name in ("Large", "Small"))
     monkeypatch.setattr(devices, "cuda_driver", lambda: CudaDriver((13, 0), cards))
-    found = choices(Pretended())
-    assert [(name, choice.description) for name, choice in found.items()] == [
+    found = find_devices(Pretended())
+    assert [(name, device.description) for name, device in found.items()] == [
+        ("cpu", "CPUExecutionProvider"),
         ("cuda", "Large"),
         ("cuda:1", "Small"),
-        ("cpu", "CPUExecutionProvider"),
     ]
-    first, second = (choose(Pretended(), [name]) for name in ("cuda:0", "CUDA:1"))
-    assert add_providers(None, first) == ["CUDAExecutionProvider"]
-    assert add_providers(None, second) == [("CUDAExecutionProvider", {"device_id": "1"})]
-    listed = listing._described(second[0], None)
+    started: list[Any] = []
+
+    def session(graph: str, settings: Any, providers: Any, **how: Any) -> Any:
+        started.extend(providers)
+        return SimpleNamespace(get_providers=lambda: ["CUDAExecutionProvider"])
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", session)
+    for name in ("cuda:0", "CUDA:1", "CUDAExecutionProvider"):
+        devices.start_session("", None, choose(Pretended(), [name]))
+    numbers = [how["device_id"] for provider, how in started]
+    assert numbers == ["0", "1", "0"]
+    listed = listing._describe(found["cuda:1"], None)
     assert (listed.name, listed.total_bytes, listed.free_bytes) == ("cuda:1", 2**30, None)
     with pytest.raises(UsageError, match=r"no device 'cuda:2' here\. There are: cpu, cuda, cuda:1"):
         choose(Pretended(), ["cuda:2"])
-    with pytest.raises(UsageError, match="once in a session, not as cuda and cuda:1"):
-        choose(Pretended(), ["cuda", "cuda:1"])
+    with pytest.raises(UsageError, match=r"on one device, not on cuda and cpu\. Name one"):
+        choose(Pretended(), ["cuda", "cuda:0", "cpu"])
 
 
 @pytest.mark.parametrize(
@@ -131,7 +129,7 @@ def test_a_name_that_is_no_device_lists_those_there_are(name: str) -> None:
     """Azure is a provider that onnxruntime calls available: it would call a service."""
     pretended = Pretended(ep_device("TensorrtExecutionProvider", "GPU"))
     with pytest.raises(UsageError, match="onnxruntime has no device") as caught:
-        choose(pretended, ["cpu", name])
+        choose(pretended, [name])
     assert "There are: cpu, cuda;" in caught.value.remedy
 
 
@@ -141,25 +139,21 @@ def test_a_session_that_runs_on_the_cpu_instead_is_refused(exported: Exported) -
     session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
     require_started(session, choose(onnxruntime, ["cpu"]))
     with pytest.raises(DeviceError, match="cannot start cuda, and would run on the CPU"):
-        require_started(session, [CUDA])
+        require_started(session, CUDA)
 
 
 def test_a_package_that_does_not_load_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Registered with the real onnxruntime."""
-    for package, library in (("onnxruntime_ep_webgpu", "/no/such/library"), ("onnxruntime_qnn", 0)):
-        module = tmp_path / f"{package}.py"
-        module.write_text(
-            "def get_ep_name():\n    return 'GoneExecutionProvider'\n"
-            f"def get_library_path():\n    return {library!r}\n"
-        )
+    (tmp_path / "onnxruntime_qnn.py").write_text(
+        "def get_ep_name():\n    return 'GoneExecutionProvider'\n"
+        "def get_library_path():\n    return '/no/such/library'\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
-    faults = devices.load_packages()
-    assert {"onnxruntime-ep-webgpu", "onnxruntime-qnn"} <= set(faults)
-    assert all("it does not load: " in faults[name] for name in faults if "webgpu" in name)
     listed = {device.name: device for device in OrtRuntime().devices(RuntimeOptions())}
-    assert "/no/such/library" in (listed["onnxruntime-ep-webgpu"].fault or "")
+    fault = listed["onnxruntime-qnn"].fault or ""
+    assert "it does not load: " in fault and "/no/such/library" in fault
     assert listed["cpu"].fault is None
     json.dumps([device.fault for device in listed.values()])
 
@@ -177,4 +171,4 @@ def test_the_reason_that_a_library_prints_is_the_fault(monkeypatch: pytest.Monke
     printed = "something else"
     assert listing.fault("cuda") == "cannot start cuda, and would run on the CPU"
     with pytest.raises(DeviceError, match=r"cannot start cuda: because\. Choose"):
-        require_started(SimpleNamespace(get_providers=list), [CUDA], lambda name: "because.")
+        require_started(SimpleNamespace(get_providers=list), CUDA, lambda name: "because.")

@@ -13,12 +13,12 @@ import pytest
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import Forward, RuntimeOptions
 from edge_spec.core.tree import TokenTree
-from edge_spec.errors import DeviceError, SessionError
+from edge_spec.errors import SessionError
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.models.bundle import Bundle, open_bundle
-from edge_spec.runtimes.ort import OrtRuntime, devices, graph_forms
-from edge_spec.runtimes.ort.devices import choose
+from edge_spec.runtimes.ort import OrtRuntime, devices, graph_loader
+from edge_spec.runtimes.ort.devices import PROCESSOR
 from edge_spec.runtimes.ort.graph_forms import FLOAT32, GraphForm
 from edge_spec.runtimes.ort.model import OrtModel
 from edge_spec.testing import check_session
@@ -166,21 +166,27 @@ def test_a_weight_that_float16_cannot_hold_is_refused_in_one_line(tmp_path: Path
     source = tiny.build("llama")
     source.weights["model.layers.1.mlp.up_proj.weight"][3, 4] = 1e5
     large = export(tiny.write_hf(source, tmp_path / "model"), tmp_path / "out")
-    with pytest.raises(DeviceError, match=r"layers\.1\.mlp.* has weights that float16") as caught:
-        opened(large, HALF)
-    assert "\n" not in str(caught.value)
+    for form in (HALF, WIDE):
+        with pytest.raises(SessionError, match="float16 cannot hold") as caught:
+            chain_of(opened(large, form))
+        assert "\n" not in str(caught.value)
+
+
+def test_weights_become_float16_as_the_graph_is_loaded(bundle: Opened) -> None:
+    """No pass rounds them again."""
+    whole = devices.count_nodes(opened(bundle("stacked"), HALF).graphs.whole)[
+        "CPUExecutionProvider"
+    ]
+    assert "Cast" not in whole
 
 
 def test_a_device_gets_its_form_and_another_one_where_the_first_overflows(
     large: Bundle, bundle: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The device is the CPU under another name, which takes the form of CUDA."""
-    cpu = choose(onnxruntime, ["cpu"])[0]
-    names = {"odd": cpu._replace(name="odd"), "cpu": cpu}
-    monkeypatch.setattr(
-        devices, "choose", lambda library, wanted: [names[name] for name in wanted or ("cpu",)]
-    )
-    monkeypatch.setattr(graph_forms, "TAKES_HALF", frozenset({cpu.provider}))
+    """The device is the CPU under another name."""
+    names = {"odd": PROCESSOR._replace(name="odd", kind="gpu"), "cpu": PROCESSOR}
+    monkeypatch.setattr(devices, "choose", lambda library, wanted: names[(*wanted, "cpu")[0]])
+    monkeypatch.setattr(graph_loader, "require_on_device", lambda session, device: None)
     odd = RuntimeOptions(providers=("odd",), context_length=CONTEXT)
     narrow, wide = (OrtRuntime().open(each, odd) for each in (bundle("stacked"), large))
     assert isinstance(narrow, OrtModel)

@@ -83,21 +83,14 @@ def test_a_state_stays_as_it_was_whatever_its_session_does(session: Session) -> 
         np.testing.assert_array_equal(each, expected[name])
 
 
-def test_rows_of_a_pass_before_a_restore_are_not_committed(session: Session) -> None:
+def test_rows_of_a_pass_before_a_restore_or_a_rollback_are_not_committed(session: Session) -> None:
     session.prefill([1, 2, 3])
     state = session.state()
-    session.forward(TokenTree.chain(4, [5]))
-    session.restore(state, 3)
-    with pytest.raises(ValueError, match="not the first"):
-        session.commit([0])
-
-
-def test_rows_of_a_pass_before_a_rollback_are_not_committed(session: Session) -> None:
-    session.prefill([1, 2, 3])
-    session.forward(TokenTree.chain(4, [5]))
-    session.rollback(2)
-    with pytest.raises(ValueError, match="not the first"):
-        session.commit([0])
+    for change in (lambda: session.restore(state, 3), lambda: session.rollback(2)):
+        session.forward(TokenTree.chain(4, [5]))
+        change()
+        with pytest.raises(ValueError, match="not the first"):
+            session.commit([0])
 
 
 @pytest.mark.parametrize("exact", [False, True])

@@ -49,16 +49,11 @@ def refusal(directory: Path, file: str) -> str:
 
 
 @pytest.mark.parametrize("file", ["model.onnx", "model.onnx.data", "tokenizer.json"])
-def test_a_changed_byte_is_noticed(file: str, copy: Path) -> None:
-    data = bytearray((copy / file).read_bytes())
-    data[len(data) // 2] ^= 1
-    (copy / file).write_bytes(data)
-    assert "sha256" in refusal(copy, file)
-
-
-@pytest.mark.parametrize("file", ["model.onnx", "model.onnx.data", "tokenizer.json"])
-def test_a_file_cut_short_or_gone_is_noticed(file: str, copy: Path) -> None:
+def test_a_file_that_is_changed_cut_short_or_gone_is_noticed(file: str, copy: Path) -> None:
     data = (copy / file).read_bytes()
+    middle = len(data) // 2
+    (copy / file).write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
+    assert "sha256" in refusal(copy, file)
     (copy / file).write_bytes(data[:-1])
     assert f"{len(data) - 1} bytes, expected {len(data)}" in refusal(copy, file)
     (copy / file).unlink()

@@ -215,13 +215,13 @@ def test_elsewhere_it_is_refused_in_one_line(
     runtime = OrtRuntime()
     with pytest.raises(UsageError, match=r"SM8650 \(HTP v75\) and does not run on cpu"):
         runtime.open(bundle, RuntimeOptions(providers=("cpu",)))
-    monkeypatch.setattr(static, "choices", lambda onnxruntime: {"cpu": None})
+    monkeypatch.setattr(static, "find_devices", lambda onnxruntime: {"cpu": None})
     with pytest.raises(
         DeviceError, match=r"SM8650 .*this machine has no NPU .*--compile"
     ) as caught:
         runtime.open(bundle, RuntimeOptions())
     assert "\n" not in str(caught.value)
-    monkeypatch.setattr(static, "choices", lambda onnxruntime: {"qnn": None})
+    monkeypatch.setattr(static, "find_devices", lambda onnxruntime: {"qnn": None})
     monkeypatch.setattr(static, "_soc", lambda: "SM8550")
     with pytest.raises(DeviceError, match=r"compiled for SM8650 .*, this machine has SM8550"):
         runtime.open(bundle, RuntimeOptions())

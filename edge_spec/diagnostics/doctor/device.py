@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from edge_spec.core.isolated import IsolatedError, isolated
-from edge_spec.core.model import Model, Progress, TellsNodePlacement
+from edge_spec.core.model import Model, Progress
 from edge_spec.core.tree import TokenTree
 from edge_spec.diagnostics.doctor.report import Finding, Severity, fault, note, ok
 from edge_spec.diagnostics.lossless_check import Extent
@@ -37,7 +37,6 @@ ELSEWHERE = "Use another device or runtime, and report it."
 _MOST_CONTEXT = 4096  # largest unshortenable context to fill
 _CHAIN = (-1, 0, 1, 2, 3, 4, 5, 6)
 _BRANCHES = (-1, 0, 1, 1, 0, 4, 4, 6)
-_HEAVY = ("attention", "matmul", "gemm")  # in lower-case names of operators
 _STEPS = 4
 _EXTENT = Extent(count=4, max_tokens=32, draws=0)
 # A check takes minutes at most; a longer one hangs. Slow models get _MOST_STEPS of their steps.
@@ -121,25 +120,6 @@ def check_opening(request: DeviceCheck) -> Iterator[Finding]:
             first_pass_ms=first_ms,
             step_ms=step_ms,
         )
-        if isinstance(model, TellsNodePlacement):
-            yield _judge_nodes(model.node_placement(), request.is_cpu)
-
-
-def _judge_nodes(placement: Mapping[str, Mapping[str, int]], on_cpu: bool) -> Finding:
-    """Find heavy operators that a provider silently left to the CPU. placement: see
-    `node_placement`."""
-    left = {
-        operator: count
-        for provider, nodes in placement.items()
-        for operator, count in nodes.items()
-        if provider.lower().startswith("cpu") and any(h in operator.lower() for h in _HEAVY)
-    }
-    counts = ", ".join(f"{name} {sum(nodes.values())}" for name, nodes in placement.items())
-    found = f"nodes: {counts or 'none'}"
-    if left and not on_cpu:
-        names = ", ".join(f"{count} {name}" for name, count in left.items())
-        found = f"the CPU has {names}, with copies both ways in each pass; {found}"
-    return _judge("operators", bool(placement) and (on_cpu or not left), found, ELSEWHERE)
 
 
 def check_sessions(request: DeviceCheck) -> Iterator[Finding]:

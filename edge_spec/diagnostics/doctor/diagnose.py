@@ -215,8 +215,6 @@ def check_devices(devices: Sequence[Device]) -> Iterator[Finding]:
         else:
             remedy = "Update its driver, or leave it out of --device."
             yield warning("devices", f"{what}: {device.fault}", remedy)
-        if device.hint is not None:
-            yield note("devices", device.hint, "Build it for this processor: docs/models.md.")
 
 
 def check_caches(cache: Path) -> Iterator[Finding]:

@@ -99,51 +99,6 @@ def test_memory_that_the_process_touches_is_resident() -> None:
         assert (resident_bytes() or 0) > 256 * MB
 
 
-def bundle(
-    path: Path, quantization: str, stored: int, kv_cache: str = "shared", **changes: Any
-) -> Any:
-    """With 64 bytes a token of each layer's keys and values."""
-    data = path / "model.onnx.data"
-    data.write_bytes(b"0" * stored)
-    config = ScriptedModel(random_logits(8), 64, 4000).config
-    config = replace(
-        config, num_layers=2, hidden_size=32, intermediate_size=64, head_dim=16, **changes
-    )
-    manifest = SimpleNamespace(quantization=quantization, kv_cache=kv_cache, files={})
-    found = SimpleNamespace(config=config, manifest=manifest, file=lambda name: path / name)
-    return found
-
-
-def test_on_a_gpu_weights_and_cache_are_in_its_own_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A cache that has grown keeps the room that it has grown from."""
-    pytest.importorskip("onnxruntime")
-    from edge_spec.runtimes.ort import memory as ort_memory
-    from edge_spec.runtimes.ort.devices import ProviderChoice
-
-    gpu = ProviderChoice("cuda:1", "CUDAExecutionProvider", "gpu", "a card", None)
-    monkeypatch.setattr(ort_memory, "choose", lambda library, wanted: [gpu])
-    options = RuntimeOptions(providers=("cuda:1",))
-    matrices = 2 * 32 * (4 * 16 + 3 * 64) // 2  # layers, hidden, attention and MLP, bytes of int4
-    source = bundle(tmp_path, "int4 block 32", matrices + 1000)
-
-    def on_gpu(tokens: int | None, source: Any = source) -> int:
-        found = ort_memory.bundle_memory(source, options, tokens)
-        assert list(found.on_devices) == ["cuda:1"]
-        assert found.cache == 0
-        return found.on_devices["cuda:1"]
-
-    a_token = 2 * 2 * 16 * 2  # layers, keys and values, elements, bytes of float16
-    a_mask = 4 * 3 * 256  # float32, of a prefill
-    assert on_gpu(513) - on_gpu(512) == a_token * 1024 + a_mask * 512
-    larger = bundle(tmp_path, "int4 block 32", matrices + 3000)
-    found = ort_memory.bundle_memory(larger, options, 1).on_devices["cuda:1"]
-    smaller = bundle(tmp_path, "int4 block 32", matrices + 1000)
-    assert found - on_gpu(1, smaller) == 2000
-    assert ort_memory.bundle_memory(smaller, RuntimeOptions(), 1).on_devices == {}
-
-
 def gguf_source(path: Path, kind: str = "Q4_0") -> Any:
     """A file of 5,000 bytes with three matrices of 100 bytes, embedding among them."""
     file = path / "m.gguf"
