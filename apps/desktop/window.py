@@ -17,7 +17,7 @@ import webview
 
 from edge_spec import Engine
 from edge_spec.apps.server import RunningServer, ServerOptions
-from edge_spec.errors import DeviceError, MissingDependencyError
+from edge_spec.errors import DeviceError, MissingDependencyError, install
 
 _BROWSER_INSTEAD = "Run edge-spec serve and open its address in a browser."
 _CLOSING_S = 3.0  # longest wait for rounds in progress and for models after the window is closed
@@ -78,7 +78,7 @@ def run(
     except webview.WebViewException as error:
         raise MissingDependencyError(
             f"no window can be opened: {str(error).rstrip('.')}",
-            remedy=f'Run: pip install "edge-spec[desktop]". Or: {_BROWSER_INSTEAD}',
+            remedy=f"{install('desktop')}. Or: {_BROWSER_INSTEAD}",
         ) from error
     finally:
         closed.set()

@@ -97,9 +97,9 @@ def forget(model: _Model = None, json: options.Json = False) -> None:
     learnt, remembered = _kept(model)
     freed = {path.name: LearntFolder(path).forget() for path in learnt}
     freed |= {path.name: answers.forget(path) for path in remembered}
-    total = sum(freed.values()) / 1e6
-    forgotten = f"Forgotten: {len(freed)} of {len(freed)} models, {total:.1f} MB."
-    print_result(json, {"freed_bytes": freed}, [forgotten])
+    models = len({_model_of(path) for path in (*learnt, *remembered)})
+    forgotten = f"{models} model{'s' if models != 1 else ''}, {sum(freed.values()) / 1e6:.1f} MB"
+    print_result(json, {"freed_bytes": freed}, [f"Forgotten: {forgotten}."])
 
 
 def _kept(model: str | None) -> tuple[list[Path], list[Path]]:
