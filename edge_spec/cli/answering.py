@@ -19,7 +19,6 @@ from edge_spec.cli.output import ProgressBar, print_json, printable
 from edge_spec.core import entry_points
 from edge_spec.errors import UsageError
 from edge_spec.models.asked_options import MODEL_HELP, option
-from edge_spec.text.parts.answer_form import TEXT_TOKENS, answer_tokens, read_reasoning
 from edge_spec.text.parts.part import PartKind
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from edge_spec.engine.results import Chunk
     from edge_spec.loader import ModelOnDemand
     from edge_spec.text.grammar import Grammar
-    from edge_spec.text.parts.answer_form import AnswerForm, Reasoning
+    from edge_spec.text.parts.answer_form import AnswerForm
 
 
 class AnswerWriter:
@@ -94,17 +93,15 @@ def generate(
         raise UsageError("there is no prompt", remedy="Run: edge-spec generate [MODEL] PROMPT.")
     if prompt is None:
         model, prompt = "smollm2", model
-    params = sampling.params()
     grammar = None if asked.schema is None else _grammar(asked.schema)
     text = sys.stdin.read() if prompt == "-" else prompt
-    limit, reasoning = sampling.max_tokens, read_reasoning(sampling.reasoning)
     with open_engine(model, loading, explain=explain) as engine:
-        tokens, form = _encoded(engine, text, asked, limit, reasoning)
+        tokens, form = _encoded(engine, text, asked, sampling)
         generation = engine.generate(
             tokens,
-            max_tokens=answer_tokens(form) if limit is None else limit,
+            max_tokens=sampling.limit(form),
             stop=asked.stop,
-            sampling=params,
+            sampling=sampling.params,
             grammar=grammar,
             form=form,
             stream=True,
@@ -113,7 +110,7 @@ def generate(
 
 
 def _encoded(
-    engine: Engine, prompt: str, asked: GenerateOptions, limit: int | None, reasoning: Reasoning
+    engine: Engine, prompt: str, asked: GenerateOptions, sampling: options.SamplingOptions
 ) -> tuple[Sequence[int], AnswerForm | None]:
     """Return the prompt's tokens and the answer form, None for a raw prompt.
 
@@ -122,11 +119,11 @@ def _encoded(
     """
     text = engine.parts.text
     if asked.suffix is not None:
-        most = TEXT_TOKENS if limit is None else limit
+        most = sampling.limit(None)
         return engine.infill_prompt(prompt, asked.suffix, max_tokens=most), None
     if not asked.raw and text.chat_template is not None:
-        tokens = engine.chat_prompt(prompt, reasoning=reasoning)
-        return tokens, text.answer_form(tokens, reasoning=reasoning)
+        tokens = engine.chat_prompt(prompt, reasoning=sampling.thoughts)
+        return tokens, text.answer_form(tokens, reasoning=sampling.thoughts)
     if not asked.raw and engine.parts.model.config.encoder is None:
         told = "has no chat template: the prompt is continued as it is, as with --raw"
         _log.warning("%s %s", engine.name, told)
@@ -181,9 +178,6 @@ def chat(
     json: options.Json = False,
 ) -> None:
     """Talk to a model. /help lists the commands; Ctrl-C stops an answer."""
-    # Refuse bad values before the model is opened.
-    sampling.params()
-    read_reasoning(sampling.reasoning)
 
     def opener(model: str, report: Progress | None) -> Engine:
         return open_engine(model, loading, report=report, needs_chat=True, learns=learn)
@@ -253,7 +247,7 @@ def serve(
             raise UsageError("--stdio serves one model", remedy=apart)
         entry_points.load_app("sidecar")(partial(opening, named[0], loading))
         return
-    settings = replace(serving, **sampling.of_requests())
+    settings = replace(serving, sampling=sampling)
     models = _models_on_demand(named, serving.alias, loading, opening)
     announce = partial(_announce, names=[each.name for each in models], as_json=json)
     entry_points.load_app("serve")(models, settings, announce)
@@ -301,7 +295,7 @@ def desktop(
         partial(open_engine, model, loading, needs_chat=True, learns=learn),
         _say_where,
         title=model,
-        options=ServerOptions(parallel=_PARALLEL, **sampling.of_requests()),
+        options=ServerOptions(parallel=_PARALLEL, sampling=sampling),
     )
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, is_dataclass
 from functools import partial, wraps
 from ipaddress import ip_address
 from math import inf
@@ -30,11 +30,10 @@ from edge_spec.models.asked_options import (
 )
 from edge_spec.models.asked_options import AskedOptions as AskedOptions
 from edge_spec.text.parts.answer_form import (
-    TEXT_TOKENS,
-    THOUGHT_TOKENS,
+    AnswerForm,
     Reasoning,
+    answer_tokens,
     read_reasoning,
-    thought_budget,
 )
 
 if TYPE_CHECKING:
@@ -48,12 +47,6 @@ _ORIGIN = re.compile(
 )
 _KEY = re.compile(r"[ -~]+")
 _LEAST_S = 1e-3
-_OF_PROGRAMS = {  # fields that the command line sets through other options
-    "max_tokens": Option("", least=1, type=int | None),
-    "thought_tokens": Option("", least=0, type=int),
-    "sampling": Option("", type=SamplingParams),
-    "asked_sampling": Option("", type=Mapping),
-}
 _server = partial(option, panel="Server")
 _several = partial(_server, (), read_as=list[str] | None)
 _limit = partial(option, panel="Limits of the server")
@@ -65,10 +58,11 @@ _OF_NO_DRAW = ("max_tokens", "reasoning")  # not part of SamplingParams
 @dataclass(frozen=True)
 class SamplingOptions:
     """How the next token is chosen and how long an answer may be. None: greedy for `generate`; in
-    conversations the sampling that the model's makers recommend, else edge-spec's own."""
+    conversations the sampling that the model's makers recommend, else edge-spec's own. Raises
+    UsageError for a value out of range."""
 
     max_tokens: int | None = _sampling(
-        "Most tokens of an answer.  [default: 512, and 3584 for a thought]"
+        "Most tokens of an answer.  [default: 512, and 3584 for a thought]", least=1
     )
     temperature: float | None = _sampling(
         "How freely tokens are drawn; 0 takes the likeliest one.  [default: 0 in generate, else "
@@ -92,9 +86,21 @@ class SamplingOptions:
         metavar="auto|off|N",
     )
 
+    def __post_init__(self) -> None:
+        _require_in_range(self)
+        _ = self.params, self.thoughts
+
+    @property
     def params(self) -> SamplingParams:
-        """Raises UsageError for a value out of range."""
         return SamplingParams(**self.asked)
+
+    @property
+    def thoughts(self) -> Reasoning:
+        return read_reasoning(self.reasoning)
+
+    def limit(self, form: AnswerForm | None) -> int:
+        """Return the most tokens of an answer of this form."""
+        return answer_tokens(form) if self.max_tokens is None else self.max_tokens
 
     @property
     def asked(self) -> dict[str, Any]:
@@ -102,15 +108,17 @@ class SamplingOptions:
         given = {name: value for name, value in vars(self).items() if value is not None}
         return {name: value for name, value in given.items() if name not in _OF_NO_DRAW}
 
-    def of_requests(self) -> dict[str, Any]:
-        """Return the defaults for requests, by their names in ServerOptions. Raises UsageError."""
-        limit = self.max_tokens
-        return {
-            **({} if limit is None else {"max_tokens": limit, "thought_tokens": 0}),
-            "sampling": self.params(),
-            "reasoning": read_reasoning(self.reasoning),
-            "asked_sampling": self.asked,
-        }
+
+def _require_in_range(options: object) -> None:
+    """Raises UsageError for a value of another type or out of range."""
+    for name, known in declared_options(type(options)).items():
+        value, least, most = getattr(options, name), known.least, known.most
+        require_type(name, value, known.type, known.help)
+        if value is None or least is None:
+            continue
+        if not least <= value <= (inf if most is None else most):  # NaN is in no range
+            to = "or more" if most is None else f"to {most}"
+            raise UsageError(f"{name} is {value}", remedy=f"It has to be {least} {to}.")
 
 
 def origin_pattern(origin: str) -> str:
@@ -133,9 +141,7 @@ class ServerOptions:
     """Settings of the server. Raises UsageError for a value out of range, or for an address that
     other machines reach without a key.
 
-    max_tokens, sampling, reasoning: defaults for requests that do not set them; max_tokens None
-    means up to the end of the context. thought_tokens: added to max_tokens for a thought without a
-    budget. asked_sampling: the page's sampling, in place of the makers' recommendation.
+    sampling: defaults for requests that do not set them.
     """
 
     host: str = _server("127.0.0.1", "The address; others than loopback need a key.")
@@ -169,11 +175,7 @@ class ServerOptions:
         30.0, "Seconds that answers have to end on a signal.", least=0, most=86_400
     )
     max_body_bytes: int = _limit(2 << 20, "Largest request.", least=1)
-    max_tokens: int | None = TEXT_TOKENS
-    thought_tokens: int = THOUGHT_TOKENS
-    sampling: SamplingParams = field(default_factory=SamplingParams)
-    reasoning: Reasoning = "auto"
-    asked_sampling: Mapping[str, float] = field(default_factory=dict)
+    sampling: SamplingOptions = SamplingOptions()
 
     def __post_init__(self) -> None:
         key = self.api_key
@@ -181,15 +183,7 @@ class ServerOptions:
             raise UsageError(  # without showing the key
                 "the API key (--api-key) is empty or not ASCII", remedy="Set another one."
             )
-        for name, known in {**declared_options(ServerOptions), **_OF_PROGRAMS}.items():
-            value, least, most = getattr(self, name), known.least, known.most
-            require_type(name, value, known.type, known.help)
-            if value is None or least is None:
-                continue
-            if not least <= value <= (inf if most is None else most):  # NaN is in no range
-                to = "or more" if most is None else f"to {most}"
-                raise UsageError(f"{name} is {value}", remedy=f"It has to be {least} {to}.")
-        thought_budget(self.reasoning)
+        _require_in_range(self)
         if not self.is_loopback and not key:
             raise UsageError(
                 f"other machines reach {self.host}",

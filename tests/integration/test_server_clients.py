@@ -12,6 +12,7 @@ import pytest
 
 from edge_spec import Engine
 from edge_spec.apps.server import RunningServer, ServerOptions
+from edge_spec.cli.options import SamplingOptions
 from fixtures.server_requests import CHAT, COMPLETIONS
 
 ASK: dict[str, Any] = {"role": "user", "content": "hello"}
@@ -231,7 +232,7 @@ HEADERS = {
 
 @pytest.fixture(scope="module")
 def client(served_once: Engine) -> Iterator[httpx.Client]:
-    options = ServerOptions(port=0, parallel=1, max_tokens=8)
+    options = ServerOptions(port=0, parallel=1, sampling=SamplingOptions(8))
     with (
         served_once.fork() as engine,
         RunningServer(engine, options) as running,
