@@ -124,30 +124,20 @@ class Pool:
 
 
 class OpenModel:
-    """A model's slots: its engine and forks of it. `close` closes an engine that is owned, and
-    restores the drafter of any other."""
+    """A model's slots: its engine and forks of it, which `close` closes."""
 
     def __init__(
-        self,
-        name: str,
-        engine: Engine,
-        options: ServerOptions,
-        forecast: Forecast | None = None,
-        *,
-        is_owned: bool,
+        self, name: str, engine: Engine, options: ServerOptions, forecast: Forecast | None
     ) -> None:
         """forecast: of the model's memory. Raises EdgeSpecError if a slot cannot be opened, after
-        closing an engine that is owned."""
+        closing the engine."""
         self.name = name
         self.engine = engine
         self.drafter = engine.drafter
         self.options = options
         self.forecast = forecast
         with ExitStack() as opened:  # closes what is already open if the rest fails
-            if is_owned:
-                opened.callback(engine.close)
-            else:
-                opened.callback(_restore, engine, engine.drafter)
+            opened.enter_context(engine)
             forks = [opened.enter_context(engine.fork()) for _ in range(options.parallel - 1)]
             slots = [Slot(each) for each in (engine, *forks)]
             for slot in slots:
@@ -171,15 +161,10 @@ class OpenModel:
             make_room(forecast)
 
         engine = model.open(report=report, screen=screen)
-        return OpenModel(model.name, engine, options, forecast, is_owned=True)
+        return OpenModel(model.name, engine, options, forecast)
 
     def close(self) -> None:
         self._opened.close()
-
-
-def _restore(engine: Engine, drafter: str) -> None:
-    if engine.drafter != drafter:
-        engine.set_drafter(drafter)
 
 
 @dataclass(frozen=True)
