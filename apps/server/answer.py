@@ -270,7 +270,8 @@ class ServerAnswer:
             self._answer(choice, prompt, options)
 
     def _choose_drafter(self) -> None:
-        engine, drafter = self._slot.engine, self._work.request.drafter or self._work.model.drafter
+        engine, drafter = self._slot.engine, self._work.request.body.speculation.drafter
+        drafter = drafter or self._work.model.drafter
         if engine.drafter == drafter:
             return
         try:

@@ -129,7 +129,7 @@ class Models:
     ) -> ServerAnswer:
         """Begin an answer once a slot is free. Raises as `Pool.take` does. arrived: a time of
         `time.perf_counter`."""
-        slot = await opened.pool.take(work.prompts[0], work.request.session_id)
+        slot = await opened.pool.take(work.prompts[0], work.request.body.session_id)
         self._hold(model)  # until the slot is released, even if the client has left
         waited_s = time.perf_counter() - arrived
 

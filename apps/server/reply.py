@@ -301,7 +301,7 @@ class AnswerResponse(Response):
                     reply = await asyncio.to_thread(self._read, opened)
                     if reply.work.prompts:  # else the model was only to be opened
                         answer = await self._models.begin(self._model, opened, reply.work, arrived)
-                if answer is not None and reply.work.request.stream:
+                if answer is not None and reply.work.request.body.stream:
                     response = await _begun(answer, reply)
                 else:
                     response = await _whole(answer, reply)
