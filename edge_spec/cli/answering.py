@@ -65,12 +65,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class GenerateOptions:
-    raw: bool = option(False, "Continue the text instead of answering it as a chat message.")
+    raw: bool = option(
+        False, "Continue the text instead of answering it as a chat message.", flag="--raw"
+    )
     suffix: str | None = option(
-        None, "Write what stands between the prompt and this text, as in code."
+        None, "Write what belongs between the prompt and this text, as in code."
     )
     stop: tuple[str, ...] = option(
-        (), "End before this text; may be repeated.", read_as=list[str] | None
+        (), "End the answer before this text; may be repeated.", read_as=list[str] | None
     )
     schema: Path | None = option(None, "A file with a JSON Schema that the answer has to fit.")
 
@@ -177,7 +179,10 @@ def chat(
     learn: options.Learn = False,
     json: options.Json = False,
 ) -> None:
-    """Talk to a model. /help lists the commands; Ctrl-C stops an answer."""
+    """Talk to a model in the terminal.
+
+    /help lists the commands; Ctrl-C stops an answer.
+    """
 
     def opener(model: str, report: Progress | None) -> Engine:
         return open_engine(model, loading, report=report, needs_chat=True, learns=learn)
@@ -191,16 +196,16 @@ class ServeOptions(ServerOptions):
 
     alias: tuple[str, ...] = option(
         (),
-        "Another name for a model, its first one in lists and answers; NAME alone where there "
-        "is one model; may be repeated.",
+        "Another name for a model, shown in place of its own; NAME alone if there is one model; "
+        "may be repeated.",
         "Server",
         metavar="NAME=MODEL",
         read_as=list[str] | None,
     )
     stdio: bool = option(
         False,
-        "Speak JSON-RPC on standard input and output instead: no other option of the server or "
-        "of sampling applies.",
+        "Speak JSON-RPC on standard input and output instead; options of the server and of "
+        "sampling do not apply.",
         "Server",
         flag="--stdio",
     )
@@ -214,7 +219,7 @@ def serve(
     model: Annotated[
         list[str] | None,
         typer.Argument(
-            help=f"{MODEL_HELP} Of several, the others are opened when they are asked for.",
+            help=f"{MODEL_HELP} Of several, all but the first are opened on request.",
             show_default="smollm2",
         ),
     ] = None,
@@ -226,16 +231,14 @@ def serve(
     explain: options.Explain = False,
     json: options.Json = False,
 ) -> None:
-    """Serve OpenAI's API and a web page on this machine. Ctrl-C ends it.
+    """Serve OpenAI's API and a chat page on this machine.
 
-    Several models share one address; requests say which one is meant, and that one is opened. Then
-    --exit-layer and a --draft that is named are of the first model, all other options of every
-    one.
+    Ctrl-C ends it. Several models share one address: a request names one, which is then opened.
+    --exit-layer and a named --draft apply to the first model, all other options to each.
 
-    Sampling options, --max-tokens and --reasoning hold for requests that do not say; without them,
-    a request is answered with the likeliest tokens, and the page as the model's makers state.
-    --json prints one line, {"url", "port", "model"}, when requests are accepted; "models" are all
-    of several.
+    Sampling options are the defaults of requests. Without them, requests get the likeliest tokens,
+    and the page samples as the model's makers recommend. --json prints one line when requests are
+    accepted: {"url", "port", "model"}, and "models" if there are several.
     """
     named = model or ["smollm2"]
     opening = partial(open_engine, learns=learn, explain=explain)
@@ -287,9 +290,9 @@ def desktop(
     loading: options.AskedOptions,
     learn: options.Learn = False,
 ) -> None:
-    """Talk to a model in a window, whose closing ends everything.
+    """Talk to a model in a window of its own.
 
-    Sampling options, --max-tokens and --reasoning hold for what the page does not set.
+    Sampling options are the defaults of what the page does not set.
     """
     entry_points.load_app("desktop")(
         partial(open_engine, model, loading, needs_chat=True, learns=learn),

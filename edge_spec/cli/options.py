@@ -14,7 +14,7 @@ from dataclasses import dataclass, is_dataclass
 from functools import partial, wraps
 from ipaddress import ip_address
 from math import inf
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 
@@ -62,26 +62,26 @@ class SamplingOptions:
     UsageError for a value out of range."""
 
     max_tokens: int | None = _sampling(
-        "Most tokens of an answer.  [default: 512, and 3584 for a thought]", least=1
+        "Most tokens of an answer.  [default: 512, plus 3584 for a thought]", least=1
     )
     temperature: float | None = _sampling(
-        "How freely tokens are drawn; 0 takes the likeliest one.  [default: 0 in generate, else "
-        "this and the next four as the model's makers state]"
+        "Randomness of the choice; 0 takes the likeliest token.  [default: 0 in generate and for "
+        "requests; in conversations, as for the next four, what the model's makers recommend]"
     )
-    top_k: int | None = _sampling("Draw among this many likeliest tokens; 0 keeps all.")
+    top_k: int | None = _sampling("Draw among this many of the likeliest tokens; 0: all.")
     top_p: float | None = _sampling(
-        "Draw among the likeliest tokens that have this share together; 1 keeps all."
+        "Draw among the likeliest tokens that reach this probability together; 1: all."
     )
     min_p: float | None = _sampling(
-        "Leave out tokens below this share of the likeliest one's; 0 keeps all."
+        "Leave out tokens below this share of the likeliest one's probability; 0: none."
     )
     repetition_penalty: float | None = _sampling(
-        "Above 1, what was written becomes less likely; 1 leaves it."
+        "Above 1, tokens that were written before become less likely; 1: no change."
     )
-    seed: int | None = _sampling("Begins the random draws; without it, each run draws otherwise.")
+    seed: int | None = _sampling("Seed of the random draws.  [default: another one in each run]")
     reasoning: str = option(
         "auto",
-        "Whether a model that thinks does so: auto, off, or for N tokens at most.",
+        "Whether a model that can think does: auto, off, or N tokens at most.",
         _SAMPLING,
         metavar="auto|off|N",
     )
@@ -144,16 +144,17 @@ class ServerOptions:
     sampling: defaults for requests that do not set them.
     """
 
-    host: str = _server("127.0.0.1", "The address; others than loopback need a key.")
+    host: str = _server("127.0.0.1", "The address to listen on; others than loopback need a key.")
     port: int = _server(8080, "The port; 0 takes a free one.", least=0, most=65535)
     api_key: str | None = _server(
-        None, "What clients have to know.", envvar="EDGE_SPEC_API_KEY", repr=False
+        None, "The key that clients have to send.", envvar="EDGE_SPEC_API_KEY", repr=False
     )
     cors_origins: Sequence[str] = _several(
-        "A site, app or extension whose pages may ask; may be repeated.", flag="--cors-origin"
+        "A site, app or extension whose pages may ask; may be repeated.",
+        flag="--cors-origin",
     )
     allowed_hosts: Sequence[str] = _several(
-        "Another name of this machine, by which a container or a tunnel asks; may be repeated.",
+        "Another name of this machine, as a container or a tunnel uses it; may be repeated.",
         flag="--allow-host",
     )
     max_models: int | None = _limit(
@@ -162,9 +163,9 @@ class ServerOptions:
     load_timeout_s: float = _limit(
         300.0, "Seconds that a request may wait for its model to be opened.", least=_LEAST_S
     )
-    parallel: int = _server(4, "Answers of a model at once, each with a cache of its own.", least=1)
+    parallel: int = _server(4, "Answers of a model at once; each has a cache.", least=1)
     queue: int = _limit(64, "Requests that may wait.", least=0)
-    queue_timeout_s: float = _limit(60.0, "Seconds that one may wait.", least=_LEAST_S)
+    queue_timeout_s: float = _limit(60.0, "Seconds that a request may wait.", least=_LEAST_S)
     request_timeout_s: float = _limit(
         600.0, "Seconds that an answer may take from its first token on.", least=_LEAST_S
     )
@@ -172,9 +173,9 @@ class ServerOptions:
         30.0, "Seconds that a client may take to send the body of a request.", least=_LEAST_S
     )
     grace_s: float = _limit(
-        30.0, "Seconds that answers have to end on a signal.", least=0, most=86_400
+        30.0, "Seconds that running answers get to end after Ctrl-C.", least=0, most=86_400
     )
-    max_body_bytes: int = _limit(2 << 20, "Largest request.", least=1)
+    max_body_bytes: int = _limit(2 << 20, "Bytes of the largest request.", least=1)
     sampling: SamplingOptions = SamplingOptions()
 
     def __post_init__(self) -> None:
@@ -224,12 +225,16 @@ Learn = Annotated[
         "--learn",
         help="Keep answers on this machine, and train a head on them while idle: drafters.md.",
         rich_help_panel="Model and drafting",
+        metavar="",
     ),
 ]
 Explain = Annotated[
-    bool, typer.Option("--explain", help="Say what runs, who drafts and why, in three lines.")
+    bool,
+    typer.Option("--explain", help="Print what runs, what drafts and why, first.", metavar=""),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document on stdout.", metavar="")
+]
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
@@ -263,6 +268,7 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _parameter(declared: Option) -> inspect.Parameter:
+    is_switch = bool in (declared.read_as, *get_args(declared.read_as))
     return inspect.Parameter(
         declared.name,
         inspect.Parameter.KEYWORD_ONLY,
@@ -274,7 +280,7 @@ def _parameter(declared: Option) -> inspect.Parameter:
                 *([declared.flag] if declared.own_flag or declared.is_in_seconds else []),
                 help=declared.help,
                 rich_help_panel=declared.panel,
-                metavar=declared.metavar,
+                metavar=declared.value_name or ("" if is_switch else "TEXT"),
                 envvar=declared.envvar,
                 min=declared.least,
                 max=declared.most,
