@@ -44,7 +44,7 @@ class ServedModel:
         self.opening: asyncio.Task[ApiError | None] | None = None
         self.context_length: int | None = None  # known once it was open
         self.users = 0
-        self.num_waiting = 0
+        self.num_waiting: int = 0
         self.last_use = 0
 
     @property

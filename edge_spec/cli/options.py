@@ -109,9 +109,10 @@ class SamplingOptions:
         return {name: value for name, value in given.items() if name not in _OF_NO_DRAW}
 
 
-def _require_in_range(options: object) -> None:
+def _require_in_range(options: Any) -> None:
     """Raises UsageError for a value of another type or out of range."""
-    for name, known in declared_options(type(options)).items():
+    group: type = type(options)
+    for name, known in declared_options(group).items():
         value, least, most = getattr(options, name), known.least, known.most
         require_type(name, value, known.type, known.help)
         if value is None or least is None:
