@@ -82,7 +82,7 @@ class Models:
             engine = served
             served = [ModelOnDemand(engine.name, lambda **_: engine.fork())]
         models = Models(list(map(ServedModel, served)), options)
-        models.find(None).take(OpenModel.open(served[0], options))
+        models.find(None).take(OpenModel(served[0], options))
         return models
 
     def __iter__(self) -> Iterator[ServedModel]:
@@ -216,7 +216,7 @@ class Models:
             asyncio.run_coroutine_threadsafe(self._make_room(model, forecast), loop).result()
 
         def open_model() -> OpenModel:
-            opened = OpenModel.open(model.on_demand, self._options, _pass_over, make_room)
+            opened = OpenModel(model.on_demand, self._options, _pass_over, make_room)
             if self._has_ended:
                 opened.close()
                 raise shutting_down()
