@@ -9,9 +9,7 @@ forgotten.
 from __future__ import annotations
 
 import re
-from enum import EnumType
 from pathlib import Path
-from typing import get_args
 
 from edge_spec.models.asked_options import AskedOptions, Option, declared_options
 
@@ -24,7 +22,7 @@ DEFAULT = re.compile(r"\s+\[default: (.*)\]$")  # told in a help text
 def table() -> str:
     rows = ["| option | `edge_spec.load` | meaning |", "|---|---|---|"]
     for name, declared in declared_options(AskedOptions).items():
-        flag = f"{declared.flag} {_value(declared)}".strip()
+        flag = f"{declared.flag} {declared.value_name}".strip().replace("|", r"\|")
         rows.append(f"| `{flag}` | `{name}` | {_meaning(declared)} |")
     return "\n".join(rows) + "\n"
 
@@ -36,22 +34,6 @@ def with_table(text: str) -> str:
     if not begin or not end:
         raise ValueError(f"{PAGE.name} lacks the comments around its table")
     return f"{before}{begin}\n{table()}\n{end}{after}"
-
-
-def _value(declared: Option) -> str:
-    """What stands for the value of an option, as far as its type says it."""
-    if declared.metavar:
-        return declared.metavar
-    types = {declared.read_as, *get_args(declared.read_as)}
-    types |= {inner for each in types for inner in get_args(each)}
-    for choices in types:
-        if isinstance(choices, EnumType):
-            return r"\|".join(choices)
-    if int in types:
-        return "N"
-    if float in types:
-        return "SECONDS" if declared.name.endswith("_s") else "NUMBER"
-    return "PATH" if Path in types else ""
 
 
 def _meaning(declared: Option) -> str:

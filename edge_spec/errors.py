@@ -21,6 +21,11 @@ def readable(name: str) -> str:
     return _NOT_UTF8.sub("\ufffd", name)
 
 
+def install(extra: str) -> str:
+    """Return how to add an extra: from a checkout, as no package index has edge-spec."""
+    return f'Run in your checkout of edge-spec: pip install -e ".[{extra}]"'
+
+
 def _one_line(text: str) -> str:
     """Remove control characters, which a terminal could obey."""
     line = " ".join(text.split())

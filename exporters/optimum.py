@@ -23,6 +23,7 @@ from edge_spec.errors import (
     MissingDependencyError,
     UnsupportedModelError,
     UsageError,
+    install,
 )
 from edge_spec.exporters.checkpoint import ModelText
 from edge_spec.exporters.hf_source import (
@@ -214,7 +215,7 @@ class OptimumExporter:
         except PackageNotFoundError:
             raise MissingDependencyError(
                 f"{source.model_type} models are exported by optimum, which is not installed",
-                remedy='Run: pip install "edge-spec[optimum]".',
+                remedy=f"{install('optimum')}.",
             ) from None
         return source
 

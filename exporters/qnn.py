@@ -35,6 +35,7 @@ from edge_spec.errors import (
     MissingDependencyError,
     UnsupportedModelError,
     UsageError,
+    install,
 )
 from edge_spec.exporters.block_quantize import BlockQuantized, channels
 from edge_spec.exporters.checkpoint import StoredCheckpoint
@@ -235,7 +236,7 @@ def compile_all(request: str) -> dict[str, Any]:
 
 
 _TIMEOUT_S = 4 * 3600.0  # the head of a large vocabulary takes minutes per width
-_INSTALL = 'Run: pip install "edge-spec[qnn]"'
+_INSTALL = install("qnn")
 _SYSTEMS = ("linux", "win32")
 # Operators that take most time, or widen all weights in every pass.
 _HEAVY = ("DequantizeLinear", "Gemm", "MatMul", "MatMulNBits", "Softmax")

@@ -14,12 +14,10 @@ from edge_spec.apps.answering import Stop
 from edge_spec.core.recommended_sampling import sampling_source, sampling_text
 from edge_spec.errors import UsageError
 from edge_spec.storage.atomic import atomic_file
-from edge_spec.text.parts.answer_form import answer_tokens, read_reasoning
 
 if TYPE_CHECKING:
     from edge_spec import ChatOptions, Chunk, Engine, GenerationResult
     from edge_spec.cli.options import SamplingOptions
-    from edge_spec.text.parts.answer_form import Reasoning
 
 # "role", "content", and for an answer with a thought "reasoning_content". The model's template
 # decides whether later prompts show that thought.
@@ -87,7 +85,7 @@ class ChatConversation:
         self.stop = Stop()
         self.files: set[Path] = set()  # saved to or loaded from, so /save may overwrite them
         # Whether answers begin with a thought, or its budget in tokens.
-        self.reasoning: Reasoning = read_reasoning(asked.reasoning)
+        self.reasoning = asked.thoughts
         self._opener = opener
         self._asked = asked
         self.engine = opener(model, None)
@@ -98,11 +96,13 @@ class ChatConversation:
 
     @property
     def answering(self) -> ChatOptions:
-        limit = self._asked.max_tokens
-        if limit is None:
-            form = self.engine.parts.text.answer_form((), reasoning=self.reasoning)
-            limit = answer_tokens(form)
+        limit = self._limit
         return {"max_tokens": limit, "sampling": self._sampling, "reasoning": self.reasoning}
+
+    @property
+    def _limit(self) -> int:
+        form = self.engine.parts.text.answer_form((), reasoning=self.reasoning)
+        return self._asked.limit(form)
 
     @property
     def messages(self) -> list[Message]:
@@ -121,7 +121,7 @@ class ChatConversation:
             self.messages_for(text, again=again),
             lambda messages: len(engine.chat_prompt(messages, reasoning=self.reasoning)),
             engine.context_length,
-            self.answering["max_tokens"] or engine.context_length,
+            self._limit,
         )
         if not more:
             return None

@@ -15,12 +15,10 @@ from edge_spec import EdgeSpecError, PartKind
 from edge_spec.apps.answering import Stop
 from edge_spec.apps.chat.commands import CommandAnswer, Leave, run_command
 from edge_spec.apps.chat.conversation import ChatConversation, Opener
-from edge_spec.apps.chat.rendering import AnswerView, harmless, plain
+from edge_spec.apps.chat.rendering import harmless, plain
 from edge_spec.engine.results import cut_thought, thought_line
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from edge_spec import Chunk
     from edge_spec.cli.options import SamplingOptions
 
@@ -74,16 +72,13 @@ def _command(conversation: ChatConversation, line: str, as_json: bool) -> bool:
 
 
 def _answer(conversation: ChatConversation, message: CommandAnswer, as_json: bool) -> None:
-    """A pipe gets only the text; a terminal gets finished lines, and a thought's duration."""
-    view = AnswerView(is_plain=True, fold=lambda: _thought(conversation))
+    """Print the text alone: a pipe gets it as it is, a terminal what cannot command it."""
     is_terminal = sys.stdout.isatty()
+    safe = harmless if is_terminal else str
 
     def show(chunk: Chunk) -> None:
-        if is_terminal:
-            view.push(chunk.text, chunk.kind, chunk.call)
-            _print(view.take())
-        elif chunk.kind is PartKind.TEXT:
-            print(chunk.text, end="", flush=True)
+        if chunk.kind is PartKind.TEXT:
+            print(safe(chunk.text), end="", flush=True)
 
     note = conversation.make_room(message.text, again=message.again)
     if note is not None:
@@ -92,22 +87,12 @@ def _answer(conversation: ChatConversation, message: CommandAnswer, as_json: boo
     try:
         result = conversation.answer(message.text, on_chunk, again=message.again)
     finally:
-        if is_terminal:
-            _print(view.take_all())
-        elif not as_json:
+        if not as_json:
             print(flush=True)
+    if is_terminal and result.reasoning_n:
+        print(thought_line(result))
     if (note := cut_thought(result)) is not None:
         print(f"edge-spec: {note}", file=sys.stderr)
-
-
-def _thought(conversation: ChatConversation) -> str:
-    result = conversation.running or conversation.last
-    return "" if result is None else thought_line(result)
-
-
-def _print(block: RenderableType | None) -> None:
-    if block is not None:
-        print(plain(block), end="", flush=True)
 
 
 @contextmanager

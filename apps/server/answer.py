@@ -49,12 +49,9 @@ class Slot:
 
     def num_shared(self, prompt: Sequence[int]) -> int:
         """Return how many of the prompt's first tokens are in the cache."""
-        shared = 0
-        for held, token in zip(self.tokens, prompt, strict=False):
-            if held != token:
-                break
-            shared += 1
-        return shared
+        pairs = enumerate(zip(self.tokens, prompt, strict=False))
+        differing = (place for place, (held, token) in pairs if held != token)
+        return next(differing, min(len(self.tokens), len(prompt)))
 
 
 class Pool:
@@ -124,30 +121,27 @@ class Pool:
 
 
 class OpenModel:
-    """A model's slots: its engine and forks of it. `close` closes an engine that is owned, and
-    restores the drafter of any other."""
+    """A model's slots: its engine and forks of it, which `close` closes."""
 
     def __init__(
         self,
-        name: str,
-        engine: Engine,
+        model: ModelOnDemand,
         options: ServerOptions,
-        forecast: Forecast | None = None,
-        *,
-        is_owned: bool,
+        report: Progress | None = None,
+        make_room: Callable[[Forecast | None], None] = lambda forecast: None,
     ) -> None:
-        """forecast: of the model's memory. Raises EdgeSpecError if a slot cannot be opened, after
-        closing an engine that is owned."""
-        self.name = name
-        self.engine = engine
-        self.drafter = engine.drafter
-        self.options = options
-        self.forecast = forecast
-        with ExitStack() as opened:  # closes what is already open if the rest fails
-            if is_owned:
-                opened.callback(engine.close)
-            else:
-                opened.callback(_restore, engine, engine.drafter)
+        """make_room: called before weights are read. Raises what opening the model raises, after
+        closing what was opened."""
+        self.name, self.options = model.name, options
+        self.forecast: Forecast | None = None  # of the model's memory
+
+        def screen(placed: PreparedEngine) -> None:
+            self.forecast = forecast_here(placed.target, placed.drafts)
+            make_room(self.forecast)
+
+        with ExitStack() as opened:
+            engine = opened.enter_context(model.open(report=report, screen=screen))
+            self.engine, self.drafter = engine, engine.drafter
             forks = [opened.enter_context(engine.fork()) for _ in range(options.parallel - 1)]
             slots = [Slot(each) for each in (engine, *forks)]
             for slot in slots:
@@ -155,31 +149,8 @@ class OpenModel:
             self.pool = Pool(slots, options.queue, options.queue_timeout_s)
             self._opened = opened.pop_all()
 
-    @staticmethod
-    def open(
-        model: ModelOnDemand,
-        options: ServerOptions,
-        report: Progress | None = None,
-        make_room: Callable[[Forecast | None], None] = lambda forecast: None,
-    ) -> OpenModel:
-        """make_room: called before weights are read. Raises what opening the model raises."""
-        forecast = None
-
-        def screen(placed: PreparedEngine) -> None:
-            nonlocal forecast
-            forecast = forecast_here(placed.target, placed.drafts)
-            make_room(forecast)
-
-        engine = model.open(report=report, screen=screen)
-        return OpenModel(model.name, engine, options, forecast, is_owned=True)
-
     def close(self) -> None:
         self._opened.close()
-
-
-def _restore(engine: Engine, drafter: str) -> None:
-    if engine.drafter != drafter:
-        engine.set_drafter(drafter)
 
 
 @dataclass(frozen=True)
@@ -285,7 +256,8 @@ class ServerAnswer:
             self._answer(choice, prompt, options)
 
     def _choose_drafter(self) -> None:
-        engine, drafter = self._slot.engine, self._work.request.drafter or self._work.model.drafter
+        engine, drafter = self._slot.engine, self._work.request.body.speculation.drafter
+        drafter = drafter or self._work.model.drafter
         if engine.drafter == drafter:
             return
         try:

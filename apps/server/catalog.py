@@ -67,7 +67,8 @@ def _info(model: OpenModel) -> dict[str, Any]:
 
 def _props(model: OpenModel) -> dict[str, Any]:
     engine, text, options = model.engine, model.engine.parts.text, model.options
-    of_page = engine.chat_sampling(**options.asked_sampling)
+    asked = options.sampling.asked
+    of_page = engine.chat_sampling(**asked)
     return {
         "default_generation_settings": {
             "n_ctx": engine.context_length,
@@ -83,21 +84,20 @@ def _props(model: OpenModel) -> dict[str, Any]:
         "edge_spec": {
             "plan": engine.plan,
             "sampling": sampling_text(of_page),
-            "sampling_source": sampling_source(text.sampling, options.asked_sampling),
-            "request_params": _params(options.sampling, options),
+            "sampling_source": sampling_source(text.sampling, asked),
+            "request_params": _params(options.sampling.params, options),
         },
     }
 
 
 def _params(sampling: SamplingParams, options: ServerOptions) -> dict[str, float]:
-    """n_predict: -1 means up to the end of the context."""
     return {
         "temperature": sampling.temperature,
         "top_k": sampling.top_k,
         "top_p": sampling.top_p,
         "min_p": sampling.min_p,
         "repeat_penalty": sampling.repetition_penalty,
-        "n_predict": -1 if options.max_tokens is None else options.max_tokens,
+        "n_predict": options.sampling.limit(None),
     }
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from edge_spec import GenerationResult
+
+if TYPE_CHECKING:
+    from edge_spec.apps.server.models import ServedModel
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _WAITS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -18,7 +21,7 @@ _TOKENS_S = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 
 class Metrics:
     """Use it only in the event loop. With several models, their names are labels."""
 
-    def __init__(self, models: Sequence[Any]) -> None:
+    def __init__(self, models: Sequence[ServedModel]) -> None:
         self.paths: Sequence[str] = ()  # those with a label of their own; the others share one
         self._registry = CollectorRegistry()
         self._model_label = ["model"] if len(models) > 1 else []
@@ -85,7 +88,7 @@ class Metrics:
         return metric.labels(*labels) if labels else metric
 
 
-_NOW: Sequence[tuple[str, str, Callable[[Any], float]]] = (  # read from a ServedModel
+_NOW: Sequence[tuple[str, str, Callable[[ServedModel], float]]] = (
     (
         "queue_length",
         "Requests that wait.",

@@ -36,17 +36,15 @@ class ServedModel:
     users: requests that keep it open. num_waiting: requests that wait until it is open.
     """
 
-    def __init__(self, name: str, on_demand: ModelOnDemand | None) -> None:
-        """on_demand: None for a model that stays open from start to end."""
-        self.name = name
+    def __init__(self, on_demand: ModelOnDemand) -> None:
+        self.name, self.aliases = on_demand.name, on_demand.aliases
         self.since = datetime.now(UTC).replace(microsecond=0)
-        self.aliases = () if on_demand is None else on_demand.aliases
         self.on_demand = on_demand
         self.opened: OpenModel | None = None
         self.opening: asyncio.Task[ApiError | None] | None = None
         self.context_length: int | None = None  # known once it was open
         self.users = 0
-        self.num_waiting = 0
+        self.num_waiting: int = 0
         self.last_use = 0
 
     @property
@@ -81,12 +79,11 @@ class Models:
     def of(served: Engine | Sequence[ModelOnDemand], options: ServerOptions) -> Models:
         """Open the first model. served: an engine, which stays the caller's to close, or models."""
         if isinstance(served, Engine):
-            models = [ServedModel(served.name, None)]
-            models[0].take(OpenModel(served.name, served, options, is_owned=False))
-        else:
-            models = [ServedModel(each.name, each) for each in served]
-            models[0].take(OpenModel.open(served[0], options))
-        return Models(models, options)
+            engine = served
+            served = [ModelOnDemand(engine.name, lambda **_: engine.fork())]
+        models = Models(list(map(ServedModel, served)), options)
+        models.find(None).take(OpenModel(served[0], options))
+        return models
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._models)
@@ -132,7 +129,7 @@ class Models:
     ) -> ServerAnswer:
         """Begin an answer once a slot is free. Raises as `Pool.take` does. arrived: a time of
         `time.perf_counter`."""
-        slot = await opened.pool.take(work.prompts[0], work.request.session_id)
+        slot = await opened.pool.take(work.prompts[0], work.request.body.session_id)
         self._hold(model)  # until the slot is released, even if the client has left
         waited_s = time.perf_counter() - arrived
 
@@ -219,8 +216,7 @@ class Models:
             asyncio.run_coroutine_threadsafe(self._make_room(model, forecast), loop).result()
 
         def open_model() -> OpenModel:
-            assert model.on_demand is not None  # a model without it is always open
-            opened = OpenModel.open(model.on_demand, self._options, _pass_over, make_room)
+            opened = OpenModel(model.on_demand, self._options, _pass_over, make_room)
             if self._has_ended:
                 opened.close()
                 raise shutting_down()

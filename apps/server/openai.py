@@ -101,6 +101,7 @@ class ChatReply(Reply):
             "created": int(time.time()),
             "model": self._model,
         }
+        self._num_choices = work.request.body.n or 1
         self._has_logprobs = work.request.logprobs is not None
         self._results: list[GenerationResult] = []
         self._num_calls = [0] * len(work.prompts)
@@ -123,9 +124,9 @@ class ChatReply(Reply):
         self._results.append(result)
         last = _choice(round_.choice, self.piece_member, self.nothing, None, _reason(result))
         event = self._event([last], timings=timings([result]), **self._origins(round_))
-        if not self._request.tells_usage or len(self._results) < len(self.work.prompts):
+        if not self._request.body.tells_usage or len(self._results) < len(self.work.prompts):
             return event
-        return event + self._event([], usage=usage(self._results, self._request.num_choices))
+        return event + self._event([], usage=usage(self._results, self._num_choices))
 
     def closing(self) -> str:
         return _DONE
@@ -144,18 +145,18 @@ class ChatReply(Reply):
             **self._head,
             "object": self.kind,
             "choices": choices,
-            "usage": usage(results, self._request.num_choices),
+            "usage": usage(results, self._num_choices),
             "timings": timings(results),
-            **({"edge_spec": {"tokens": tokens}} if self._request.tells_origins else {}),
+            **({"edge_spec": {"tokens": tokens}} if self._request.body.speculation.tokens else {}),
         }
 
     def _event(self, choices: Sequence[Any], **others: Any) -> str:
-        if self._request.tells_usage:
+        if self._request.body.tells_usage:
             others.setdefault("usage", None)
         return server_event({**self._head, "choices": choices, **others})
 
     def _origins(self, of: Round) -> dict[str, Any]:
-        if not self._request.tells_origins:
+        if not self._request.body.speculation.tokens:
             return {}
         live = {
             "tokens": [origin_of(token) for token in of.chunk.tokens],

@@ -20,7 +20,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from edge_spec import FinishReason, GenerationResult, PartKind, Token
-from edge_spec.apps.server.answer import OpenModel, Round, ServerAnswer, Work
+from edge_spec.apps.server.answer import Round, ServerAnswer, Work
 from edge_spec.apps.server.errors import ApiError, api_error, error_response
 from edge_spec.apps.server.models import Models
 from edge_spec.apps.server.request import read
@@ -275,9 +275,6 @@ class AnswerResponse(Response):
         self._body = body
         self._kind = kind
 
-    def _read(self, opened: OpenModel) -> Reply:
-        return self._kind(read(opened, self._body.request()))
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A client that leaves gives its place in the queue or its slot back within a round."""
         answering = asyncio.ensure_future(self._respond(scope, receive, send))
@@ -298,10 +295,11 @@ class AnswerResponse(Response):
         try:
             try:
                 async with self._models.using(self._model) as opened:
-                    reply = await asyncio.to_thread(self._read, opened)
+                    request = self._body.request
+                    reply = await asyncio.to_thread(lambda: self._kind(read(opened, request())))
                     if reply.work.prompts:  # else the model was only to be opened
                         answer = await self._models.begin(self._model, opened, reply.work, arrived)
-                if answer is not None and reply.work.request.stream:
+                if answer is not None and reply.work.request.body.stream:
                     response = await _begun(answer, reply)
                 else:
                     response = await _whole(answer, reply)

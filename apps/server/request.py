@@ -11,9 +11,9 @@ from typing import Any
 from edge_spec import Grammar, SamplingParams
 from edge_spec.apps.server.answer import OpenModel, Work
 from edge_spec.apps.server.errors import ApiError, refused
-from edge_spec.apps.server.schema import NO_LIMIT, Request
+from edge_spec.apps.server.schema import NO_LIMIT, AnswerBody, Request
 from edge_spec.errors import UnsupportedModelError, UsageError
-from edge_spec.text.parts.answer_form import SWITCHES, AnswerForm, answer_tokens
+from edge_spec.text.parts.answer_form import SWITCHES, AnswerForm
 
 _OF_THOUGHTS = frozenset((*SWITCHES, "reasoning_effort"))  # in chat templates
 _SEEDS = 2**64
@@ -26,7 +26,7 @@ def read(model: OpenModel, request: Request) -> Work:
         return _chat(model, request)
     prompts: list[Sequence[int]]
     if (gap := request.gap) is not None:
-        limit = request.max_tokens or model.options.max_tokens
+        limit = request.max_tokens or model.options.sampling.limit(None)
         room = {"max_tokens": None if limit == NO_LIMIT else limit, **gap.options}
         prompts = [model.engine.infill_prompt(gap.prefix, gap.suffix, gap.files, **room)]
     else:
@@ -40,7 +40,7 @@ def _chat(model: OpenModel, request: Request) -> Work:
     tools = () if request.tool_choice == "none" else request.tools
     shown = [_without_strict(tool) for tool in tools]
     _require_read(model, request)
-    options: Any = {"reasoning": model.options.reasoning, **request.prompt_options}
+    options: Any = {"reasoning": model.options.sampling.thoughts, **request.prompt_options}
     try:
         prompt = model.engine.chat_prompt(request.messages, shown, **options)
     except UnsupportedModelError as error:
@@ -95,15 +95,14 @@ def _work(
     grammar: Grammar | None,
     form: AnswerForm | None = None,
 ) -> Work:
-    if request.ignore_eos and grammar is not None:
+    body = request.body
+    if body.ignore_eos and grammar is not None:
         told = "keeps an answer of a given form from its end: leave one of them out."
         raise refused("ignore_eos", told)
-    limit, options = request.max_tokens, model.options
-    if limit is None and options.max_tokens is not None:
-        limit = answer_tokens(form, options.max_tokens, options.thought_tokens)
+    limit = request.max_tokens or model.options.sampling.limit(form)
     asked: dict[str, Any] = {
         "max_tokens": None if limit == NO_LIMIT else limit,
-        **request.options,
+        **body.options(),
         "logprobs": request.logprobs,
         "grammar": grammar,
         "form": form,
@@ -112,7 +111,7 @@ def _work(
     sampling = _sampling(model, request)
     choices = [
         {**given, "sampling": sampling if seed is None else replace(sampling, seed=seed)}
-        for seed in _seeds(request)
+        for seed in _seeds(body)
     ]
     return Work(
         model=model,
@@ -124,21 +123,22 @@ def _work(
 
 def _sampling(model: OpenModel, request: Request) -> SamplingParams:
     """Return the sampling. Raises ApiError for penalties over only the last tokens."""
-    given = dict(request.sampling)
-    if request.ignore_eos:
+    given = request.body.sampling()
+    if request.body.ignore_eos:
         ends = dict.fromkeys(model.engine.parts.text.eos_ids, -inf)
         given["logit_bias"] = {**given.get("logit_bias", {}), **ends}
-    params, last = replace(model.options.sampling, **given), request.repeat_last_n
+    params, last = replace(model.options.sampling.params, **given), request.body.repeat_last_n
     if params.penalized and last not in (None, -1) and last < model.engine.context_length:
         told = "but penalties are of all tokens: leave it out or send -1."
         raise refused("repeat_last_n", f"is {last}, {told}")
     return params
 
 
-def _seeds(request: Request) -> Iterator[int | None]:
+def _seeds(body: AnswerBody) -> Iterator[int | None]:
     """Yield a seed for each choice, as the same seed would repeat the answer."""
-    for choice in range(request.num_choices):
-        yield None if request.seed is None else (request.seed + choice) % _SEEDS
+    seed = None if body.seed == -1 else body.seed
+    for choice in range(body.n or 1):
+        yield None if seed is None else (seed + choice) % _SEEDS
 
 
 def _without_strict(tool: dict[str, Any]) -> dict[str, Any]:

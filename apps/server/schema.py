@@ -43,16 +43,15 @@ class Gap:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a body of any API asks for. None: the server's own default.
+    """What a body asks for, where each API says it in its own way; its other fields are `body`'s.
 
     Without messages, prompts and gap, a model is only to be opened. messages: as chat templates
     read them; messages_field: what the body calls them. tools: in OpenAI's form. tool_name: the one
     tool to call. prompt_options: for `Engine.chat_prompt`. form: of the answer, with the field that
-    asks for it. sampling: of SamplingParams. logprobs: the number of alternatives.
+    asks for it. logprobs: the number of alternatives.
     """
 
-    body: Any = None  # of the API, which some replies repeat
-    stream: bool = False
+    body: Any  # an AnswerBody
     messages: Sequence[Mapping[str, Any]] = ()
     messages_field: str = "messages"
     tools: Sequence[dict[str, Any]] = ()
@@ -63,20 +62,10 @@ class Request:
     prompts: Sequence[str | Sequence[int]] = ()
     gap: Gap | None = None
     form: tuple[str, Grammar] | None = None
-    sampling: Mapping[str, Any] = field(default_factory=dict)
-    seed: int | None = None
-    repeat_last_n: int | None = None
-    ignore_eos: bool = False
-    num_choices: int = 1
-    max_tokens: int | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)  # further ones of `Engine.generate`
+    max_tokens: int | None = None  # None: the server's own default
     logprobs: int | None = None
-    drafter: str | None = None
-    session_id: str | None = None
     limit_s: float = 0  # of writing, from the first token on; 0: the server's own
     thoughts: Literal["told", "hidden", "in text"] = "told"
-    tells_origins: bool = False  # of each token
-    tells_usage: bool = False  # in an event of its own at the end of a stream
 
     @property
     def tells_thoughts(self) -> bool:
@@ -222,33 +211,34 @@ class AnswerBody(Body):
     grammar: str | None = None
 
     def request(self) -> Request:
-        speculative = self.speculative or Speculative()
         limit = self.max_completion_tokens or self.max_tokens
-        stops = (self.stop,) if isinstance(self.stop, str) else self.stop or ()
         forms = [(name, form) for name, form in self.forms().items() if form is not None]
         if len(forms) > 1:
             raise refused(forms[1][0], f"is a form beside that of {forms[0][0]}: send one of them.")
         return Request(
             body=self,
-            stream=bool(self.stream),
             form=forms[0] if forms else None,
-            sampling=self.sampling(),
-            seed=None if self.seed == -1 else self.seed,
-            repeat_last_n=self.repeat_last_n,
-            ignore_eos=bool(self.ignore_eos),
-            num_choices=self.n or 1,
             max_tokens=limit and max(limit, NO_LIMIT),  # llama.cpp has a -2, too
-            options={
-                "stop": tuple(filter(None, stops)),
-                "stop_token_ids": self.stop_token_ids,
-                "prediction": joined(self.prediction.content) if self.prediction else None,
-            },
             logprobs=self.n_probs or None,
-            drafter=speculative.drafter,
-            session_id=self.session_id,
-            tells_origins=speculative.tokens,
-            tells_usage=bool(self.stream_options and self.stream_options.include_usage),
         )
+
+    @property
+    def speculation(self) -> Speculative:
+        return self.speculative or Speculative()
+
+    @property
+    def tells_usage(self) -> bool:
+        """True if a stream ends with an event of its figures."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def options(self) -> dict[str, Any]:
+        """Return further options of `Engine.generate`."""
+        stops = (self.stop,) if isinstance(self.stop, str) else self.stop or ()
+        return {
+            "stop": tuple(filter(None, stops)),
+            "stop_token_ids": self.stop_token_ids,
+            "prediction": joined(self.prediction.content) if self.prediction else None,
+        }
 
     def sampling(self) -> dict[str, Any]:
         """Return those that are given, as SamplingParams takes them."""

@@ -19,7 +19,6 @@ from edge_spec.cli.output import ProgressBar, print_json, printable
 from edge_spec.core import entry_points
 from edge_spec.errors import UsageError
 from edge_spec.models.asked_options import MODEL_HELP, option
-from edge_spec.text.parts.answer_form import TEXT_TOKENS, answer_tokens, read_reasoning
 from edge_spec.text.parts.part import PartKind
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from edge_spec.engine.results import Chunk
     from edge_spec.loader import ModelOnDemand
     from edge_spec.text.grammar import Grammar
-    from edge_spec.text.parts.answer_form import AnswerForm, Reasoning
+    from edge_spec.text.parts.answer_form import AnswerForm
 
 
 class AnswerWriter:
@@ -66,12 +65,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class GenerateOptions:
-    raw: bool = option(False, "Continue the text instead of answering it as a chat message.")
+    raw: bool = option(
+        False, "Continue the text instead of answering it as a chat message.", flag="--raw"
+    )
     suffix: str | None = option(
-        None, "Write what stands between the prompt and this text, as in code."
+        None, "Write what belongs between the prompt and this text, as in code."
     )
     stop: tuple[str, ...] = option(
-        (), "End before this text; may be repeated.", read_as=list[str] | None
+        (), "End the answer before this text; may be repeated.", read_as=list[str] | None
     )
     schema: Path | None = option(None, "A file with a JSON Schema that the answer has to fit.")
 
@@ -94,17 +95,15 @@ def generate(
         raise UsageError("there is no prompt", remedy="Run: edge-spec generate [MODEL] PROMPT.")
     if prompt is None:
         model, prompt = "smollm2", model
-    params = sampling.params()
     grammar = None if asked.schema is None else _grammar(asked.schema)
     text = sys.stdin.read() if prompt == "-" else prompt
-    limit, reasoning = sampling.max_tokens, read_reasoning(sampling.reasoning)
     with open_engine(model, loading, explain=explain) as engine:
-        tokens, form = _encoded(engine, text, asked, limit, reasoning)
+        tokens, form = _encoded(engine, text, asked, sampling)
         generation = engine.generate(
             tokens,
-            max_tokens=answer_tokens(form) if limit is None else limit,
+            max_tokens=sampling.limit(form),
             stop=asked.stop,
-            sampling=params,
+            sampling=sampling.params,
             grammar=grammar,
             form=form,
             stream=True,
@@ -113,7 +112,7 @@ def generate(
 
 
 def _encoded(
-    engine: Engine, prompt: str, asked: GenerateOptions, limit: int | None, reasoning: Reasoning
+    engine: Engine, prompt: str, asked: GenerateOptions, sampling: options.SamplingOptions
 ) -> tuple[Sequence[int], AnswerForm | None]:
     """Return the prompt's tokens and the answer form, None for a raw prompt.
 
@@ -122,11 +121,11 @@ def _encoded(
     """
     text = engine.parts.text
     if asked.suffix is not None:
-        most = TEXT_TOKENS if limit is None else limit
+        most = sampling.limit(None)
         return engine.infill_prompt(prompt, asked.suffix, max_tokens=most), None
     if not asked.raw and text.chat_template is not None:
-        tokens = engine.chat_prompt(prompt, reasoning=reasoning)
-        return tokens, text.answer_form(tokens, reasoning=reasoning)
+        tokens = engine.chat_prompt(prompt, reasoning=sampling.thoughts)
+        return tokens, text.answer_form(tokens, reasoning=sampling.thoughts)
     if not asked.raw and engine.parts.model.config.encoder is None:
         told = "has no chat template: the prompt is continued as it is, as with --raw"
         _log.warning("%s %s", engine.name, told)
@@ -180,10 +179,10 @@ def chat(
     learn: options.Learn = False,
     json: options.Json = False,
 ) -> None:
-    """Talk to a model. /help lists the commands; Ctrl-C stops an answer."""
-    # Refuse bad values before the model is opened.
-    sampling.params()
-    read_reasoning(sampling.reasoning)
+    """Talk to a model in the terminal.
+
+    /help lists the commands; Ctrl-C stops an answer.
+    """
 
     def opener(model: str, report: Progress | None) -> Engine:
         return open_engine(model, loading, report=report, needs_chat=True, learns=learn)
@@ -197,16 +196,16 @@ class ServeOptions(ServerOptions):
 
     alias: tuple[str, ...] = option(
         (),
-        "Another name for a model, its first one in lists and answers; NAME alone where there "
-        "is one model; may be repeated.",
+        "Another name for a model, shown in place of its own; NAME alone if there is one model; "
+        "may be repeated.",
         "Server",
         metavar="NAME=MODEL",
         read_as=list[str] | None,
     )
     stdio: bool = option(
         False,
-        "Speak JSON-RPC on standard input and output instead: no other option of the server or "
-        "of sampling applies.",
+        "Speak JSON-RPC on standard input and output instead; options of the server and of "
+        "sampling do not apply.",
         "Server",
         flag="--stdio",
     )
@@ -220,7 +219,7 @@ def serve(
     model: Annotated[
         list[str] | None,
         typer.Argument(
-            help=f"{MODEL_HELP} Of several, the others are opened when they are asked for.",
+            help=f"{MODEL_HELP} Of several, all but the first are opened on request.",
             show_default="smollm2",
         ),
     ] = None,
@@ -232,16 +231,14 @@ def serve(
     explain: options.Explain = False,
     json: options.Json = False,
 ) -> None:
-    """Serve OpenAI's API and a web page on this machine. Ctrl-C ends it.
+    """Serve OpenAI's API and a chat page on this machine.
 
-    Several models share one address; requests say which one is meant, and that one is opened. Then
-    --exit-layer and a --draft that is named are of the first model, all other options of every
-    one.
+    Ctrl-C ends it. Several models share one address: a request names one, which is then opened.
+    --exit-layer and a named --draft apply to the first model, all other options to each.
 
-    Sampling options, --max-tokens and --reasoning hold for requests that do not say; without them,
-    a request is answered with the likeliest tokens, and the page as the model's makers state.
-    --json prints one line, {"url", "port", "model"}, when requests are accepted; "models" are all
-    of several.
+    Sampling options are the defaults of requests. Without them, requests get the likeliest tokens,
+    and the page samples as the model's makers recommend. --json prints one line when requests are
+    accepted: {"url", "port", "model"}, and "models" if there are several.
     """
     named = model or ["smollm2"]
     opening = partial(open_engine, learns=learn, explain=explain)
@@ -253,7 +250,7 @@ def serve(
             raise UsageError("--stdio serves one model", remedy=apart)
         entry_points.load_app("sidecar")(partial(opening, named[0], loading))
         return
-    settings = replace(serving, **sampling.of_requests())
+    settings = replace(serving, sampling=sampling)
     models = _models_on_demand(named, serving.alias, loading, opening)
     announce = partial(_announce, names=[each.name for each in models], as_json=json)
     entry_points.load_app("serve")(models, settings, announce)
@@ -293,15 +290,15 @@ def desktop(
     loading: options.AskedOptions,
     learn: options.Learn = False,
 ) -> None:
-    """Talk to a model in a window, whose closing ends everything.
+    """Talk to a model in a window of its own.
 
-    Sampling options, --max-tokens and --reasoning hold for what the page does not set.
+    Sampling options are the defaults of what the page does not set.
     """
     entry_points.load_app("desktop")(
         partial(open_engine, model, loading, needs_chat=True, learns=learn),
         _say_where,
         title=model,
-        options=ServerOptions(parallel=_PARALLEL, **sampling.of_requests()),
+        options=ServerOptions(parallel=_PARALLEL, sampling=sampling),
     )
 
 

@@ -74,13 +74,13 @@ def plan(
         str | None, typer.Option(help="A smaller model that may draft for it, auto, or none.")
     ] = None,
     refresh: Annotated[
-        bool, typer.Option("--refresh", help="Measure passes again that were measured before.")
+        bool, typer.Option("--refresh", help="Measure again what was measured before.", metavar="")
     ] = False,
     json: options.Json = False,
 ) -> None:
-    """Measure where a model runs best on this machine, and whether a draft can pay there.
+    """Measure where a model runs best here, and whether a draft pays.
 
-    From then on this model runs where it was fastest, unless options say otherwise.
+    From then on the model runs where it was fastest, unless options say otherwise.
     """
     from edge_spec.models.bundle import require_readable
     from edge_spec.models.devices import list_devices
@@ -143,14 +143,14 @@ _PEER_WEIGHTS = "Q4_0"  # every other library for GGUF reads it
 @dataclass(frozen=True)
 class BenchOptions:
     prompts: Path | None = option(
-        None, "JSON lines with id, category, and prompt or turns; without it, ours."
+        None, "JSON lines with id, category, and prompt or turns.  [default: edge-spec's own]"
     )
     max_tokens: int = option(128, "Most tokens of an answer.", least=1)
     repeat: int = option(3, "How often each prompt is answered.", least=1)
     per_category: int | None = option(None, "Most prompts of a category.", least=1)
     sampled: int = option(
         2,
-        "Prompts of a category that are answered as the model's makers sample, too; 0: none.",
+        "Prompts of a category to answer again, sampled as the model's makers recommend; 0: none.",
         least=0,
     )
     peers: bool = option(False, "Measure llama-server, too.", flag="--peers")
@@ -164,7 +164,7 @@ def bench(
     explain: options.Explain = False,
     json: options.Json = False,
 ) -> None:
-    """Measure drafting against plain decoding, in turns, by kind of text."""
+    """Measure how much faster drafting is, by kind of text."""
     from edge_spec.diagnostics.bench.measuring import make_plan
     from edge_spec.diagnostics.bench.report import document, page
     from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
@@ -292,7 +292,7 @@ def verify(
     explain: options.Explain = False,
     json: options.Json = False,
 ) -> None:
-    """Check that speculation does not change what the model writes.
+    """Check that drafting does not change what the model writes.
 
     Exit status 1: a text differs that this mode promises to be equal; 3: too few draft tokens were
     accepted or rejected to show anything. Texts that differ at near ties, where the mode allows it,
@@ -319,7 +319,7 @@ class DoctorOptions:
     hashes: bool = option(False, "Hash the files of bundles above 1 GB, too.", flag="--hash")
     run: bool = option(
         False,
-        "Then open the models there and try everything, each check in a process of its own.",
+        "Open the models, too, and try everything, each check in a process of its own.",
         flag="--run",
     )
 
@@ -331,9 +331,9 @@ def doctor(
     loading: options.AskedOptions,
     json: options.Json = False,
 ) -> None:
-    """Examine this machine, and whether a model or a pair will work on it, and pay.
+    """Check whether a model, or a model and its draft, will work here.
 
-    Nothing is fetched, converted or loaded, but with --run. Exit status 1: there is a fault.
+    Nothing is fetched, converted or loaded without --run. Exit status 1: there is a fault.
     """
     from edge_spec.diagnostics.doctor.diagnose import diagnose
     from edge_spec.diagnostics.doctor.report import document, page

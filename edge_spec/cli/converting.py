@@ -35,9 +35,9 @@ def pull(
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """Fetch a model from the Hugging Face hub, and print where it is.
+    """Fetch a model from the Hugging Face hub.
 
-    What is here already is not fetched again; an interrupted download goes on.
+    Print where it is. What is here already is not fetched again; an interrupted download goes on.
     """
     from edge_spec.models.hub import HubReference
     from edge_spec.models.hub_download import pull as fetch
@@ -162,8 +162,10 @@ def export(
     asked: AskedExport,
     json: options.Json = False,
 ) -> None:
-    """Convert a model into a bundle or GGUF file that `chat` and `generate` open directly, or a
-    model and its draft into one pair bundle."""
+    """Convert a model, or a model and its draft, into another format.
+
+    `chat` and `generate` open the result directly.
+    """
     choices = _choices(asked)
     if choices is not None:
         _export_pair(model, out, choices, asked, json)

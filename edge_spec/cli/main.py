@@ -27,13 +27,16 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-app.command(no_args_is_help=True)(with_groups(generate))
-for each in (
-    *(chat, serve, desktop, pull, export, bench, devices, plan, verify, doctor, tune_skip),
-    distill,
-):
-    app.command()(with_groups(each))
-app.add_typer(learn)
+_COMMANDS = {
+    "Use a model": (generate, chat, serve, desktop),
+    "Find out what this machine can do": (doctor, plan, bench, verify, devices),
+    "Get and convert models": (pull, export),
+    "Train a drafter": (distill, tune_skip),
+}
+for panel, commands in _COMMANDS.items():
+    for each in commands:
+        app.command(rich_help_panel=panel, no_args_is_help=each is generate)(with_groups(each))
+app.add_typer(learn, rich_help_panel="Train a drafter")
 
 
 def _show_version(wanted: bool) -> None:
@@ -44,11 +47,13 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def configure(
-    debug: Annotated[bool, typer.Option("--debug", help="Show where an error comes from.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show where an error comes from.", metavar="")
+    ] = False,
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_show_version, is_eager=True, help="Show the version and leave."
+            "--version", callback=_show_version, is_eager=True, help="Show the version.", metavar=""
         ),
     ] = False,
 ) -> None:

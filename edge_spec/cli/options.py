@@ -9,12 +9,12 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, is_dataclass
 from functools import partial, wraps
 from ipaddress import ip_address
 from math import inf
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 
@@ -30,11 +30,10 @@ from edge_spec.models.asked_options import (
 )
 from edge_spec.models.asked_options import AskedOptions as AskedOptions
 from edge_spec.text.parts.answer_form import (
-    TEXT_TOKENS,
-    THOUGHT_TOKENS,
+    AnswerForm,
     Reasoning,
+    answer_tokens,
     read_reasoning,
-    thought_budget,
 )
 
 if TYPE_CHECKING:
@@ -48,12 +47,6 @@ _ORIGIN = re.compile(
 )
 _KEY = re.compile(r"[ -~]+")
 _LEAST_S = 1e-3
-_OF_PROGRAMS = {  # fields that the command line sets through other options
-    "max_tokens": Option("", least=1, type=int | None),
-    "thought_tokens": Option("", least=0, type=int),
-    "sampling": Option("", type=SamplingParams),
-    "asked_sampling": Option("", type=Mapping),
-}
 _server = partial(option, panel="Server")
 _several = partial(_server, (), read_as=list[str] | None)
 _limit = partial(option, panel="Limits of the server")
@@ -65,36 +58,49 @@ _OF_NO_DRAW = ("max_tokens", "reasoning")  # not part of SamplingParams
 @dataclass(frozen=True)
 class SamplingOptions:
     """How the next token is chosen and how long an answer may be. None: greedy for `generate`; in
-    conversations the sampling that the model's makers recommend, else edge-spec's own."""
+    conversations the sampling that the model's makers recommend, else edge-spec's own. Raises
+    UsageError for a value out of range."""
 
     max_tokens: int | None = _sampling(
-        "Most tokens of an answer.  [default: 512, and 3584 for a thought]"
+        "Most tokens of an answer.  [default: 512, plus 3584 for a thought]", least=1
     )
     temperature: float | None = _sampling(
-        "How freely tokens are drawn; 0 takes the likeliest one.  [default: 0 in generate, else "
-        "this and the next four as the model's makers state]"
+        "Randomness of the choice; 0 takes the likeliest token.  [default: 0 in generate and for "
+        "requests; in conversations, as for the next four, what the model's makers recommend]"
     )
-    top_k: int | None = _sampling("Draw among this many likeliest tokens; 0 keeps all.")
+    top_k: int | None = _sampling("Draw among this many of the likeliest tokens; 0: all.")
     top_p: float | None = _sampling(
-        "Draw among the likeliest tokens that have this share together; 1 keeps all."
+        "Draw among the likeliest tokens that reach this probability together; 1: all."
     )
     min_p: float | None = _sampling(
-        "Leave out tokens below this share of the likeliest one's; 0 keeps all."
+        "Leave out tokens below this share of the likeliest one's probability; 0: none."
     )
     repetition_penalty: float | None = _sampling(
-        "Above 1, what was written becomes less likely; 1 leaves it."
+        "Above 1, tokens that were written before become less likely; 1: no change."
     )
-    seed: int | None = _sampling("Begins the random draws; without it, each run draws otherwise.")
+    seed: int | None = _sampling("Seed of the random draws.  [default: another one in each run]")
     reasoning: str = option(
         "auto",
-        "Whether a model that thinks does so: auto, off, or for N tokens at most.",
+        "Whether a model that can think does: auto, off, or N tokens at most.",
         _SAMPLING,
         metavar="auto|off|N",
     )
 
+    def __post_init__(self) -> None:
+        _require_in_range(self)
+        _ = self.params, self.thoughts
+
+    @property
     def params(self) -> SamplingParams:
-        """Raises UsageError for a value out of range."""
         return SamplingParams(**self.asked)
+
+    @property
+    def thoughts(self) -> Reasoning:
+        return read_reasoning(self.reasoning)
+
+    def limit(self, form: AnswerForm | None) -> int:
+        """Return the most tokens of an answer of this form."""
+        return answer_tokens(form) if self.max_tokens is None else self.max_tokens
 
     @property
     def asked(self) -> dict[str, Any]:
@@ -102,15 +108,18 @@ class SamplingOptions:
         given = {name: value for name, value in vars(self).items() if value is not None}
         return {name: value for name, value in given.items() if name not in _OF_NO_DRAW}
 
-    def of_requests(self) -> dict[str, Any]:
-        """Return the defaults for requests, by their names in ServerOptions. Raises UsageError."""
-        limit = self.max_tokens
-        return {
-            **({} if limit is None else {"max_tokens": limit, "thought_tokens": 0}),
-            "sampling": self.params(),
-            "reasoning": read_reasoning(self.reasoning),
-            "asked_sampling": self.asked,
-        }
+
+def _require_in_range(options: Any) -> None:
+    """Raises UsageError for a value of another type or out of range."""
+    group: type = type(options)
+    for name, known in declared_options(group).items():
+        value, least, most = getattr(options, name), known.least, known.most
+        require_type(name, value, known.type, known.help)
+        if value is None or least is None:
+            continue
+        if not least <= value <= (inf if most is None else most):  # NaN is in no range
+            to = "or more" if most is None else f"to {most}"
+            raise UsageError(f"{name} is {value}", remedy=f"It has to be {least} {to}.")
 
 
 def origin_pattern(origin: str) -> str:
@@ -133,21 +142,20 @@ class ServerOptions:
     """Settings of the server. Raises UsageError for a value out of range, or for an address that
     other machines reach without a key.
 
-    max_tokens, sampling, reasoning: defaults for requests that do not set them; max_tokens None
-    means up to the end of the context. thought_tokens: added to max_tokens for a thought without a
-    budget. asked_sampling: the page's sampling, in place of the makers' recommendation.
+    sampling: defaults for requests that do not set them.
     """
 
-    host: str = _server("127.0.0.1", "The address; others than loopback need a key.")
+    host: str = _server("127.0.0.1", "The address to listen on; others than loopback need a key.")
     port: int = _server(8080, "The port; 0 takes a free one.", least=0, most=65535)
     api_key: str | None = _server(
-        None, "What clients have to know.", envvar="EDGE_SPEC_API_KEY", repr=False
+        None, "The key that clients have to send.", envvar="EDGE_SPEC_API_KEY", repr=False
     )
     cors_origins: Sequence[str] = _several(
-        "A site, app or extension whose pages may ask; may be repeated.", flag="--cors-origin"
+        "A site, app or extension whose pages may ask; may be repeated.",
+        flag="--cors-origin",
     )
     allowed_hosts: Sequence[str] = _several(
-        "Another name of this machine, by which a container or a tunnel asks; may be repeated.",
+        "Another name of this machine, as a container or a tunnel uses it; may be repeated.",
         flag="--allow-host",
     )
     max_models: int | None = _limit(
@@ -156,9 +164,9 @@ class ServerOptions:
     load_timeout_s: float = _limit(
         300.0, "Seconds that a request may wait for its model to be opened.", least=_LEAST_S
     )
-    parallel: int = _server(4, "Answers of a model at once, each with a cache of its own.", least=1)
+    parallel: int = _server(4, "Answers of a model at once; each has a cache.", least=1)
     queue: int = _limit(64, "Requests that may wait.", least=0)
-    queue_timeout_s: float = _limit(60.0, "Seconds that one may wait.", least=_LEAST_S)
+    queue_timeout_s: float = _limit(60.0, "Seconds that a request may wait.", least=_LEAST_S)
     request_timeout_s: float = _limit(
         600.0, "Seconds that an answer may take from its first token on.", least=_LEAST_S
     )
@@ -166,14 +174,10 @@ class ServerOptions:
         30.0, "Seconds that a client may take to send the body of a request.", least=_LEAST_S
     )
     grace_s: float = _limit(
-        30.0, "Seconds that answers have to end on a signal.", least=0, most=86_400
+        30.0, "Seconds that running answers get to end after Ctrl-C.", least=0, most=86_400
     )
-    max_body_bytes: int = _limit(2 << 20, "Largest request.", least=1)
-    max_tokens: int | None = TEXT_TOKENS
-    thought_tokens: int = THOUGHT_TOKENS
-    sampling: SamplingParams = field(default_factory=SamplingParams)
-    reasoning: Reasoning = "auto"
-    asked_sampling: Mapping[str, float] = field(default_factory=dict)
+    max_body_bytes: int = _limit(2 << 20, "Bytes of the largest request.", least=1)
+    sampling: SamplingOptions = SamplingOptions()
 
     def __post_init__(self) -> None:
         key = self.api_key
@@ -181,15 +185,7 @@ class ServerOptions:
             raise UsageError(  # without showing the key
                 "the API key (--api-key) is empty or not ASCII", remedy="Set another one."
             )
-        for name, known in {**declared_options(ServerOptions), **_OF_PROGRAMS}.items():
-            value, least, most = getattr(self, name), known.least, known.most
-            require_type(name, value, known.type, known.help)
-            if value is None or least is None:
-                continue
-            if not least <= value <= (inf if most is None else most):  # NaN is in no range
-                to = "or more" if most is None else f"to {most}"
-                raise UsageError(f"{name} is {value}", remedy=f"It has to be {least} {to}.")
-        thought_budget(self.reasoning)
+        _require_in_range(self)
         if not self.is_loopback and not key:
             raise UsageError(
                 f"other machines reach {self.host}",
@@ -230,12 +226,16 @@ Learn = Annotated[
         "--learn",
         help="Keep answers on this machine, and train a head on them while idle: drafters.md.",
         rich_help_panel="Model and drafting",
+        metavar="",
     ),
 ]
 Explain = Annotated[
-    bool, typer.Option("--explain", help="Say what runs, who drafts and why, in three lines.")
+    bool,
+    typer.Option("--explain", help="Print what runs, what drafts and why, first.", metavar=""),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document on stdout.", metavar="")
+]
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
@@ -269,6 +269,7 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _parameter(declared: Option) -> inspect.Parameter:
+    is_switch = bool in (declared.read_as, *get_args(declared.read_as))
     return inspect.Parameter(
         declared.name,
         inspect.Parameter.KEYWORD_ONLY,
@@ -280,7 +281,7 @@ def _parameter(declared: Option) -> inspect.Parameter:
                 *([declared.flag] if declared.own_flag or declared.is_in_seconds else []),
                 help=declared.help,
                 rich_help_panel=declared.panel,
-                metavar=declared.metavar,
+                metavar=declared.value_name or ("" if is_switch else "TEXT"),
                 envvar=declared.envvar,
                 min=declared.least,
                 max=declared.most,

@@ -27,7 +27,7 @@ def distill(
     loading: options.AskedOptions,
     json: options.Json = False,
 ) -> None:
-    """Train a drafter for a model on what the model itself writes, on this machine.
+    """Train a drafter on what the model itself writes.
 
     Ended early, the same command goes on where it stopped.
     """
@@ -58,17 +58,17 @@ def _summary(report: Mapping[str, Any]) -> list[str]:
 
 
 learn = typer.Typer(
-    name="learn", help="What --learn and --remember keep of answers.", no_args_is_help=True
+    name="learn", help="Show or remove what --learn and --remember keep.", no_args_is_help=True
 )
 
 _Model = Annotated[
-    str | None, typer.Argument(help="The model that answers are of.  [default: all models]")
+    str | None, typer.Argument(help="The model whose answers are meant.  [default: all models]")
 ]
 
 
 @learn.command()
 def status(model: _Model = None, json: options.Json = False) -> None:
-    """Say what is kept of answers, what was learnt, and whether it drafts."""
+    """Show what is kept of answers, what was learnt, and whether it drafts."""
     from edge_spec.distill.idle_learning import document
 
     learnt, remembered = _kept(model)
@@ -97,9 +97,9 @@ def forget(model: _Model = None, json: options.Json = False) -> None:
     learnt, remembered = _kept(model)
     freed = {path.name: LearntFolder(path).forget() for path in learnt}
     freed |= {path.name: answers.forget(path) for path in remembered}
-    total = sum(freed.values()) / 1e6
-    forgotten = f"Forgotten: {len(freed)} of {len(freed)} models, {total:.1f} MB."
-    print_result(json, {"freed_bytes": freed}, [forgotten])
+    models = len({_model_of(path) for path in (*learnt, *remembered)})
+    forgotten = f"{models} model{'s' if models != 1 else ''}, {sum(freed.values()) / 1e6:.1f} MB"
+    print_result(json, {"freed_bytes": freed}, [f"Forgotten: {forgotten}."])
 
 
 def _kept(model: str | None) -> tuple[list[Path], list[Path]]:
@@ -152,9 +152,9 @@ def tune_skip(
     model: options.NamedModel,
     json: options.Json = False,
 ) -> None:
-    """Search the exit and the sublayers to leave out with which a model drafts best for itself.
+    """Find the layers to leave out when a model drafts for itself.
 
-    Both are kept in the bundle, where --drafter early-exit and layer-skip find them.
+    They are kept in the bundle, where --drafter early-exit and layer-skip find them.
     """
     from edge_spec.loader import load_engine
     from edge_spec.models.bundle import Bundle, is_in_pair

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from edge_spec.errors import MissingDependencyError, UsageError
+from edge_spec.errors import MissingDependencyError, UsageError, install
 
 _EXTRAS = ("llamacpp", "coreai", "coreml", "openvino", "serve", "desktop")
 
@@ -59,7 +59,7 @@ def load(kind: str, point: EntryPoint) -> Any:
     except ImportError as error:
         raise MissingDependencyError(
             f"{kind.removesuffix('s')} {name!r} needs a library that is not installed: {error}",
-            remedy=f'Run: pip install "edge-spec[{extra_of(name)}]".',
+            remedy=f"{install(extra_of(name))}.",
         ) from error
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
-from edge_spec.errors import MissingDependencyError, UnsupportedModelError, UsageError
+from edge_spec.errors import MissingDependencyError, UnsupportedModelError, UsageError, install
 from edge_spec.models.asked_options import option
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class DistillRequest:
         if self.ray is not None and find_spec("ray") is None:
             raise MissingDependencyError(
                 "--ray needs Ray, which is not installed",
-                remedy='Run: pip install "edge-spec[ray]".',
+                remedy=f"{install('ray')}.",
             )
 
 
@@ -87,7 +87,7 @@ def require_trainer() -> None:
         if find_spec(module) is None:
             raise MissingDependencyError(
                 f"a drafter is trained with {name}, which is not installed",
-                remedy=f'Run: pip install "edge-spec[{extra}]".',
+                remedy=f"{install(extra)}.",
             )
 
 

@@ -75,6 +75,22 @@ class Option:
         return self.name.endswith("_s")
 
     @property
+    def value_name(self) -> str:
+        """What stands for the value in help and docs, as far as its type says it."""
+        if self.metavar:
+            return self.metavar
+        types = {self.read_as, *get_args(self.read_as)}
+        types |= {inner for each in types for inner in get_args(each)}
+        for choices in types:
+            if isinstance(choices, EnumType):
+                return "|".join(choices)
+        if int in types:
+            return "N"
+        if float in types:
+            return "SECONDS" if self.is_in_seconds else "NUMBER"
+        return "PATH" if Path in types else ""
+
+    @property
     def command_line_default(self) -> Any:
         """Return None for a list: nothing was given."""
         if self.default == ():

@@ -26,6 +26,7 @@ from edge_spec.errors import (
     ModelFileError,
     UnsupportedModelError,
     UsageError,
+    install,
 )
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle, is_bundle, open_bundle, read_manifest
@@ -333,8 +334,7 @@ def _refused(source: Source, refusals: Sequence[Refusal]) -> EdgeSpecError:
     if source.path.is_file() and _MANY_ARCHITECTURES not in asked:
         return UnsupportedModelError(
             f"{first.message}, which {' and '.join(asked)} cannot run",
-            remedy=f'Run: pip install "edge-spec[{_MANY_ARCHITECTURES}]", which reads GGUF files '
-            "of many more architectures.",
+            remedy=f"{install(_MANY_ARCHITECTURES)}, which reads many more GGUF files.",
         )
     if len(refusals) == 1:
         return first

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pydantic import TypeAdapter
 
 from edge_spec.core.model import Progress, RuntimeOptions
-from edge_spec.errors import EdgeSpecError, UsageError
+from edge_spec.errors import EdgeSpecError, UsageError, install
 from edge_spec.models import runtimes
 from edge_spec.models.devices import CPU, Device
 from edge_spec.models.draft_choice import cheapest
@@ -154,7 +154,7 @@ def candidates(
         raise fault
     raise UsageError(
         f"nothing here can run {source.model}: {'; '.join(refused) or 'no runtime'}",
-        remedy='Run: pip install "edge-spec[cpu]".',
+        remedy=f"{install('cpu')}.",
     )
 
 

@@ -18,7 +18,13 @@ from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.core.modes import DraftOverlap
 from edge_spec.drafters import factory
-from edge_spec.errors import EdgeSpecError, MissingDependencyError, UnsupportedModelError, readable
+from edge_spec.errors import (
+    EdgeSpecError,
+    MissingDependencyError,
+    UnsupportedModelError,
+    install,
+    readable,
+)
 from edge_spec.models import runtimes
 from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.bundle import is_bundle, open_bundle
@@ -315,8 +321,8 @@ def missing_reader(source: Source) -> str:
     if _READS_FILES in runtimes.installed_runtimes() or not source.path.is_file():
         return ""
     return (
-        f"{_READS_FILES}, which reads the file as it is and is usually faster, is not installed: "
-        f'pip install "edge-spec[{_READS_FILES}]"'
+        f"{_READS_FILES}, which reads the file as it is and is usually faster, is not installed. "
+        f"{install(_READS_FILES)}"
     )
 
 

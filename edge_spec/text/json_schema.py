@@ -21,7 +21,7 @@ from urllib.parse import unquote
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from edge_spec.errors import MissingDependencyError, UsageError
+from edge_spec.errors import MissingDependencyError, UsageError, install
 
 _log = logging.getLogger(__name__)
 
@@ -456,7 +456,7 @@ def open_llguidance() -> ModuleType:
     except ImportError:
         raise MissingDependencyError(
             "answers of a given form need llguidance, which is not installed",
-            remedy='Run: pip install "edge-spec[grammar]".',
+            remedy=f"{install('grammar')}.",
         ) from None
     return llguidance
 

@@ -32,6 +32,7 @@ from edge_spec.errors import (
     MissingDependencyError,
     UnsupportedModelError,
     UsageError,
+    install,
     readable,
 )
 from edge_spec.exporters.checkpoint import StoredCheckpoint, first_layers
@@ -202,7 +203,7 @@ def require_library(name: str) -> None:
     if find_spec(LIBRARY) is None:
         raise MissingDependencyError(
             f"quantization {name} is made by llama-cpp-python, which is not installed",
-            remedy='Run: pip install "edge-spec[llamacpp]", or export with --quant Q4_0.',
+            remedy=f"{install('llamacpp')}, or export with --quant Q4_0.",
         )
 
 

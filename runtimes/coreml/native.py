@@ -19,6 +19,7 @@ from edge_spec.errors import (
     DeviceError,
     SessionError,
     UsageError,
+    install,
 )
 from edge_spec.models.bundle import Bundle
 from edge_spec.models.devices import CPU, GPU, NPU, Device
@@ -39,8 +40,7 @@ _MIN_MACOS = 15  # for states and multifunction packages
 
 def import_coremltools() -> Any:
     """Raises MissingDependencyError."""
-    install = 'Run: pip install "edge-spec[coreml]".'
-    return import_library("coremltools", "models", install)
+    return import_library("coremltools", "models", f"{install('coreml')}.")
 
 
 def this_system() -> tuple[str, str]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_spec.errors import EdgeSpecError, MissingDependencyError
+from edge_spec.errors import EdgeSpecError, MissingDependencyError, install
 from edge_spec.runtimes.llamacpp.library import Library
 
 # A thread's spins at a barrier before it sleeps, about 0.1 ms. GNU's OpenMP spins 300,000 times,
@@ -50,7 +50,7 @@ def _imported() -> tuple[Any, Any]:
     except ImportError as error:
         raise MissingDependencyError(
             f"the runtime llamacpp needs llama-cpp-python: {error}",
-            remedy='Run: pip install "edge-spec[llamacpp]" (it is compiled, which needs a C++ '
+            remedy=f"{install('llamacpp')} (it is compiled, which needs a C++ "
             "compiler and takes minutes; wheels of a release have it inside).",
         ) from error
     return llama_cpp, libggml

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from edge_spec.errors import DeviceError
+from edge_spec.errors import DeviceError, install
 from edge_spec.models.devices import CPU, GPU, NPU
 from edge_spec.runtimes.libraries import import_library, pick_device
 
 _TELEMETRY = "openvino_telemetry"
-_INSTALL = 'Run: pip install "edge-spec[openvino]".'
+_INSTALL = f"{install('openvino')}."
 
 
 def import_openvino() -> Any:

@@ -16,7 +16,7 @@ from functools import cache
 from threading import Lock
 from typing import Any, NamedTuple
 
-from edge_spec.errors import DeviceError, DeviceMemoryError
+from edge_spec.errors import DeviceError, DeviceMemoryError, install
 
 _NO_DRIVER = (
     "no NVIDIA driver is here",
@@ -147,7 +147,7 @@ def _cuda_version(onnxruntime: Any) -> str:
 
 
 _MAX_WORDS = 200  # characters of the library's message
-_INSTALL = 'Run: pip install "edge-spec[gpu]", which brings them from NVIDIA\'s packages.'
+_INSTALL = f"{install('gpu')}, which brings them from NVIDIA's packages."
 _NO_MEMORY = (
     "the device has too little free memory",
     "Close what else uses it, or choose a smaller --context, model or another --device.",

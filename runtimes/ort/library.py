@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from edge_spec.errors import install
 from edge_spec.runtimes.libraries import import_library
 
-_INSTALL = 'Run: pip install "edge-spec[cpu]" (or edge-spec[gpu] for CUDA).'
+_INSTALL = f"{install('cpu')} (or .[gpu] for CUDA)."
 _REINSTALL = (
-    "onnxruntime and onnxruntime-gpu are one module: uninstall both, then "
-    'pip install "edge-spec[cpu]" or "edge-spec[gpu]".'
+    f"onnxruntime and onnxruntime-gpu are one module: uninstall both. {install('cpu')} or .[gpu]."
 )
 
 

@@ -143,7 +143,7 @@ def test_without_onnxruntime_the_install_command_is_named(edge_spec, tmp_path):
     (tmp_path / "onnxruntime.py").write_text("raise ImportError('not here')")
     done = edge_spec("generate", "x", "--runtime", "ort", PYTHONPATH=str(tmp_path))
     assert done.returncode == 1
-    assert 'pip install "edge-spec[cpu]"' in done.stderr
+    assert 'pip install -e ".[cpu]"' in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 

@@ -335,7 +335,7 @@ def test_without_its_library_the_install_command_is_named(
     (tmp_path / "webview.py").write_text("raise ImportError('not here')")
     done = run_without(command, PYTHONPATH=str(tmp_path))
     assert done.returncode == 1
-    assert 'pip install "edge-spec[desktop]"' in done.stderr
+    assert 'pip install -e ".[desktop]"' in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 

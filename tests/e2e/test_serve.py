@@ -121,7 +121,7 @@ def test_without_its_libraries_the_install_command_is_named(edge_spec, tmp_path)
     (tmp_path / "uvicorn.py").write_text("raise ImportError('not here')")
     done = edge_spec("serve", PYTHONPATH=str(tmp_path))
     assert done.returncode == 1
-    assert 'pip install "edge-spec[serve]"' in done.stderr
+    assert 'pip install -e ".[serve]"' in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 

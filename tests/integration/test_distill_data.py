@@ -162,9 +162,9 @@ def test_bad_usage_is_one_line(
 @pytest.mark.parametrize(
     ("missing", "told"),
     [
-        (["torch"], 'pip install "edge-spec[distill]"'),
-        (["onnxruntime"], 'pip install "edge-spec[cpu,distill]"'),
-        (["ray"], 'pip install "edge-spec[ray]"'),
+        (["torch"], 'pip install -e ".[distill]"'),
+        (["onnxruntime"], 'pip install -e ".[cpu,distill]"'),
+        (["ray"], 'pip install -e ".[ray]"'),
         ([], "nobody answers at 127.0.0.1:"),
     ],
 )

@@ -89,7 +89,7 @@ def test_a_gguf_file_that_nothing_installed_can_have_is_a_fault(mixture: Path, c
     assert faults(report) == [("target", "runtime")]
     told = found(report, "target", "runtime")
     assert told.found == caught.value.message
-    assert told.remedy.startswith('Run: pip install "edge-spec[llamacpp]"')
+    assert told.remedy.startswith('Run in your checkout of edge-spec: pip install -e ".[llamacpp]"')
     assert not {"memory", "speed"} & {each.group for each in report.findings}
 
 
@@ -121,7 +121,7 @@ def test_without_optimum_another_architecture_is_a_fault(gpt2: Path) -> None:
     assert faults(report) == [("target", "runtime")]
     told = found(report, "target", "runtime")
     assert "optimum, which is not installed" in told.found
-    assert told.remedy == 'Run: pip install "edge-spec[optimum]".'
+    assert told.remedy == 'Run in your checkout of edge-spec: pip install -e ".[optimum]".'
 
 
 @pytest.mark.usefixtures("without_optimum")

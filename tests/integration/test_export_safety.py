@@ -331,7 +331,7 @@ def test_without_llama_cpp_only_what_needs_it_is_refused(
     if quantization == "Q4_0":
         write("gguf", checkpoint(), tmp_path / "out.gguf", quantization)
         return
-    with pytest.raises(MissingDependencyError, match=r'pip install "edge-spec\[llamacpp\]"'):
+    with pytest.raises(MissingDependencyError, match=r'pip install -e "\.\[llamacpp\]"'):
         write("gguf", checkpoint(), tmp_path / "out.gguf", quantization)
     assert not list(tmp_path.iterdir())
 

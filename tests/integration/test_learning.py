@@ -410,7 +410,7 @@ def test_it_learns_in_a_process_of_its_own_for_so_long_a_day(target: Path, rule:
 
 def test_pytorch_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edge_spec.distill.request.find_spec", lambda name: None)
-    with pytest.raises(MissingDependencyError, match=r'pip install "edge-spec\[distill\]"'):
+    with pytest.raises(MissingDependencyError, match=r'pip install -e "\.\[distill\]"'):
         require_learnable(AskedOptions(draft="none"))
     monkeypatch.setattr("edge_spec.distill.request.find_spec", lambda name: "there")
     require_learnable(AskedOptions(draft="none"))

@@ -82,5 +82,5 @@ def test_nothing_is_reported() -> None:
 
 def test_without_openvino(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "openvino", None)
-    with pytest.raises(MissingDependencyError, match=r'pip install "edge-spec\[openvino\]"'):
+    with pytest.raises(MissingDependencyError, match=r'pip install -e "\.\[openvino\]"'):
         own_library.import_openvino()

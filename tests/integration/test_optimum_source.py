@@ -147,7 +147,7 @@ def without_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_optimum_the_error_says_how_to_install_it(
     directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(MissingDependencyError, match=r"gpt2 .*pip install .edge-spec\[optimum\]"):
+    with pytest.raises(MissingDependencyError, match=r"gpt2 .*pip install -e .\.\[optimum\]"):
         runtimes.exporter_for("onnx", directory)
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path))
     answer = CliRunner().invoke(app, ["generate", str(directory), "hi", "--runtime", "ort"])

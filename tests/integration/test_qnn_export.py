@@ -200,7 +200,7 @@ def test_without_a_compiler_it_says_what_to_install(
 ) -> None:
     monkeypatch.setattr(export.sys, "platform", "linux")
     monkeypatch.setattr(export, "find_spec", lambda name: None)
-    with pytest.raises(MissingDependencyError, match=r'pip install "edge-spec\[qnn\]"'):
+    with pytest.raises(MissingDependencyError, match=r'pip install -e "\.\[qnn\]"'):
         QnnExporter().export(wide, tmp_path / "out", ASKED, quiet)
     monkeypatch.setattr(export.sys, "platform", "darwin")
     with pytest.raises(MissingDependencyError, match="Export on Linux or Windows"):

@@ -148,7 +148,7 @@ def test_without_llama_cpp_a_file_is_converted_and_its_reader_is_named(
     monkeypatch.setattr(runtimes, "find_spec", lambda module: module == "onnxruntime" or None)
     [plan] = plan_engine(Source(str(gguf()), quiet), LoadOptions())
     assert plan.target.name == "ort"
-    assert plan.explain()[2].endswith('pip install "edge-spec[llamacpp]"')
+    assert plan.explain()[2].endswith('pip install -e ".[llamacpp]"')
 
 
 def test_the_runtime_that_was_asked_for_is_not_exchanged(other: Path) -> None:

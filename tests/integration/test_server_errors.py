@@ -16,6 +16,7 @@ from edge_spec.errors import (
     SessionError,
     UnsupportedModelError,
     UsageError,
+    install,
 )
 from edge_spec.runtimes.reference import ReferenceSession
 from fixtures.server_requests import CHAT, HELLO
@@ -167,7 +168,7 @@ def test_half_a_character_is_no_fault_of_the_server(client: httpx.Client, where:
     [
         UsageError("it is wrong", remedy="Name it with --draft MODEL."),
         UnsupportedModelError("it is wrong", remedy="Use `generate --raw`."),
-        MissingDependencyError("it is wrong", remedy='Run: pip install "edge-spec[grammar]".'),
+        MissingDependencyError("it is wrong", remedy=install("grammar")),
         SessionError("it is wrong", remedy="Give a shorter --context."),
     ],
 )

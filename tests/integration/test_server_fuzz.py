@@ -18,6 +18,7 @@ from schemathesis.specs.openapi.checks import (
 
 from edge_spec import Engine
 from edge_spec.apps.server import RunningServer, ServerOptions
+from edge_spec.cli.options import SamplingOptions
 
 CHECKS = [
     not_a_server_error,
@@ -30,7 +31,7 @@ LONGEST = 8  # tokens of an answer
 
 @pytest.fixture(scope="module")
 def described(served_once: Engine) -> Iterator[Any]:
-    options = ServerOptions(port=0, parallel=1, max_tokens=LONGEST)
+    options = ServerOptions(port=0, parallel=1, sampling=SamplingOptions(LONGEST))
     with served_once.fork() as engine, RunningServer(engine, options) as running:
         yield schemathesis.openapi.from_url(f"{running.url}/openapi.json")
 

@@ -19,6 +19,7 @@ import pytest
 from edge_spec import Engine
 from edge_spec.apps.server import RunningServer, ServerOptions
 from edge_spec.apps.server.models import Models
+from edge_spec.cli.options import SamplingOptions
 from edge_spec.loader import ModelOnDemand, load_asked
 from edge_spec.models import memory as fitting
 from edge_spec.models.asked_options import AskedOptions
@@ -80,7 +81,12 @@ def start(openings: Openings) -> Iterator[Callable[..., httpx.Client]]:
     with ExitStack() as opened:
 
         def serve(models: list[ModelOnDemand], **options: Any) -> httpx.Client:
-            settings = {"port": 0, "parallel": 1, "grace_s": 0.0, "max_tokens": 8} | options
+            settings = {
+                "port": 0,
+                "parallel": 1,
+                "grace_s": 0.0,
+                "sampling": SamplingOptions(8),
+            } | options
             running = opened.enter_context(RunningServer(models, ServerOptions(**settings)))
             return opened.enter_context(httpx.Client(base_url=running.url, timeout=30))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 
@@ -117,35 +116,3 @@ def test_errors_are_those_that_the_client_knows(client: openai.OpenAI, url: str)
         pytest.raises(openai.AuthenticationError),
     ):
         stranger.models.list()
-
-
-def test_answers_and_streams_side_by_side(url: str, expected: str) -> None:
-    async def answers() -> list[str]:
-        async with openai.AsyncOpenAI(base_url=url, api_key="secret", max_retries=0) as client:
-
-            async def whole() -> str:
-                answer = await client.chat.completions.create(
-                    model="tiny", messages=HELLO, max_tokens=20
-                )
-                return answer.choices[0].message.content or ""
-
-            async def streamed() -> str:
-                stream = await client.chat.completions.create(
-                    model="tiny", messages=HELLO, max_tokens=20, stream=True
-                )
-                return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
-
-            return await asyncio.gather(whole(), streamed(), whole(), streamed())
-
-    assert asyncio.run(answers()) == [expected] * 4
-
-
-def test_a_stream_that_is_closed_early_gives_its_slot_back(client: openai.OpenAI) -> None:
-    for _ in range(3):  # more than there are slots
-        stream = client.chat.completions.create(
-            model="tiny", messages=HELLO, max_tokens=900, stream=True
-        )
-        next(iter(stream))
-        stream.close()
-    answer = client.chat.completions.create(model="tiny", messages=HELLO, max_tokens=2)
-    assert answer.usage.completion_tokens == 2

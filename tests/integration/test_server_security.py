@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from edge_spec.apps.server import ServerOptions
+from edge_spec.cli.options import SamplingOptions
 from edge_spec.errors import UsageError
 from fixtures.server_requests import CHAT, client_of
 
@@ -134,12 +135,6 @@ def test_loopback_needs_none(host: str) -> None:
         {"queue_timeout_s": float("nan")},
         {"grace_s": float("nan")},
         {"grace_s": float("inf")},
-        {"max_tokens": 0},
-        {"max_tokens": "5"},
-        {"thought_tokens": -1},
-        {"thought_tokens": None},
-        {"sampling": 3},
-        {"asked_sampling": 0.5},
         {"api_key": "schlüssel"},
         {"cors_origins": ("*",)},
         {"cors_origins": ("null",)},
@@ -149,6 +144,15 @@ def test_loopback_needs_none(host: str) -> None:
 def test_options_out_of_their_range_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         ServerOptions(**bad)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"max_tokens": 0}, {"max_tokens": "5"}, {"temperature": -1.0}, {"reasoning": "on"}],
+)
+def test_sampling_out_of_its_range_is_refused(bad: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        SamplingOptions(**bad)
 
 
 def test_the_key_is_not_shown_with_the_options() -> None:

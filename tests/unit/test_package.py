@@ -119,3 +119,18 @@ def test_the_public_names_are_locked_sorted_and_resolve() -> None:
         assert getattr(edge_spec, name).__name__ == name
     with pytest.raises(AttributeError, match="nonesuch"):
         edge_spec.nonesuch  # noqa: B018
+
+
+def test_messages_name_extras_that_exist() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = {
+        node.args[0].value
+        for path in sources("edge_spec", *MAPPED)
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "install"
+        and isinstance(node.args[0], ast.Constant)
+    }
+    assert "grammar" in named
+    assert named <= extras["optional-dependencies"].keys()

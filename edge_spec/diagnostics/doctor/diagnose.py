@@ -24,7 +24,7 @@ from edge_spec.diagnostics.doctor.model import (
     check_template,
 )
 from edge_spec.diagnostics.doctor.report import Finding, Report, fault, note, ok, problem, warning
-from edge_spec.errors import EdgeSpecError
+from edge_spec.errors import EdgeSpecError, install
 from edge_spec.models import runtimes
 from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.bundle import ROLES
@@ -204,7 +204,7 @@ def _nearest(cache: Path) -> Path:
 
 def check_devices(devices: Sequence[Device]) -> Iterator[Finding]:
     if all(device.name is None or device.fault for device in devices):
-        yield fault("devices", "none can be used", 'Run: pip install "edge-spec[cpu]".')
+        yield fault("devices", "none can be used", f"{install('cpu')}.")
     for device in devices:
         what = f"{device.runtime} {device.name or ''}".rstrip()
         if device.fault is None:

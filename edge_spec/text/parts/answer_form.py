@@ -100,16 +100,11 @@ class AnswerForm:
     tools: Tools = ()
 
 
-def answer_tokens(
-    form: AnswerForm | None,
-    text_tokens: int = TEXT_TOKENS,
-    thought_tokens: int = THOUGHT_TOKENS,
-) -> int:
-    """Return the default token limit: the text's, plus the thought's budget or `thought_tokens`;
-    with 0, the text's alone."""
-    if form is None or form.thought is None or form.is_closed or not thought_tokens:
-        return text_tokens
-    return text_tokens + (thought_tokens if form.budget is None else form.budget)
+def answer_tokens(form: AnswerForm | None) -> int:
+    """Return the default token limit: the text's, plus the thought's budget or THOUGHT_TOKENS."""
+    if form is None or form.thought is None or form.is_closed:
+        return TEXT_TOKENS
+    return TEXT_TOKENS + (THOUGHT_TOKENS if form.budget is None else form.budget)
 
 
 class AnswerReader(PartReader):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from edge_spec.apps.server import RunningServer, ServerOptions
+from edge_spec.cli.options import SamplingOptions
 from fixtures import echo_model
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def serve(echo: ModuleType) -> Iterator[Callable[..., RunningServer]]:
         ) -> RunningServer:
             engine = opened.enter_context(echo.open_echo(context_length, template))
             settings = {"port": 0, "parallel": 1, "queue": 0} | options
-            chosen = ServerOptions(max_tokens=None, grace_s=0.0, **settings)
+            chosen = ServerOptions(sampling=SamplingOptions(100_000), grace_s=0.0, **settings)
             return opened.enter_context(RunningServer(engine, chosen))
 
         yield start

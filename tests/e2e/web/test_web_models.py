@@ -12,6 +12,7 @@ import pytest
 
 from edge_spec import Engine
 from edge_spec.apps.server import RunningServer, ServerOptions
+from edge_spec.cli.options import SamplingOptions
 from edge_spec.errors import ModelFileError
 from edge_spec.loader import ModelOnDemand
 
@@ -35,7 +36,9 @@ def serve_models(echo: ModuleType) -> Iterator[Callable[..., RunningServer]]:
                 ModelOnDemand(name, partial(open_model, context))
                 for name, context in contexts.items()
             ]
-            options = ServerOptions(port=0, parallel=1, max_tokens=None, grace_s=0.0)
+            options = ServerOptions(
+                port=0, parallel=1, sampling=SamplingOptions(max_tokens=100_000), grace_s=0.0
+            )
             return opened.enter_context(RunningServer(models, options))
 
         yield start

@@ -259,5 +259,5 @@ def test_a_grammar_needs_llguidance_and_says_so(
     make_engine: Any, remembers_all: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "llguidance", None)
-    with pytest.raises(Exception, match=r'pip install "edge-spec\[grammar\]"'):
+    with pytest.raises(Exception, match=r'pip install -e "\.\[grammar\]"'):
         make_engine(remembers_all()).generate("p", grammar=PERSON)

@@ -104,6 +104,8 @@ def test_every_api_asks_for_the_same(api: tuple[type[AnswerBody], Any]) -> None:
     for field in fields(Request):
         if field.name not in OWN:
             assert getattr(request, field.name) == getattr(expected, field.name), field.name
+    for name in ("options", "sampling"):
+        assert getattr(request.body, name)() == getattr(expected.body, name)()
     assert list(request.messages) == (NAMELESS if api is RESPONSES else MESSAGES)
     assert request.form is not None and expected.form is not None
     assert request.form[1] == expected.form[1]

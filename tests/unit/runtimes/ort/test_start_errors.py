@@ -43,13 +43,13 @@ CALL = (
             LINUX.format("libcublasLt.so.13"),
             "CUDA's or cuDNN's libraries are missing",
             "libcublasLt.so.13: cannot open shared object file: No such file or directory",
-            "edge-spec[gpu]",
+            ".[gpu]",
         ),
         (
             LINUX.format("libcudnn.so.9"),
             "libraries are missing",
             "libcudnn.so.9",
-            "edge-spec[gpu]",
+            ".[gpu]",
         ),
         (
             WINDOWS.format("cublasLt64_13.dll"),
@@ -68,7 +68,7 @@ CALL = (
             "CUDNN failure 1002: CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH ; GPU=0 ; hostname=c4",
             "another version",
             "CUDNN failure 1002: CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH",
-            "edge-spec[gpu]",
+            ".[gpu]",
         ),
     ],
 )
