@@ -172,8 +172,8 @@ class AnswerReader(PartReader):
                 self._add_thought(len(self._held))
                 raise
         self._add_thought(len(self._held.partition(closing)[0].rstrip()))
-        self._add(PartKind.REASONING, "")
         self._held = self._held.lstrip().removeprefix(closing)
+        self._add(PartKind.REASONING, "")
 
     def _read_ending(self, thought: ThoughtForm) -> Steps[None]:
         closing, lead = thought.closing, thought.lead

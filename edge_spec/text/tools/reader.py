@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import cast
 
 from edge_spec.text.parts.answer_form import AnswerForm, AnswerReader
-from edge_spec.text.parts.part import CallHead, EndedError, PartKind, Steps, first_of
+from edge_spec.text.parts.part import CallHead, EndedError, Part, PartKind, Steps, first_of
 from edge_spec.text.tools.arguments import ANY, TEXT, Keyed, argument_types, as_json
 from edge_spec.text.tools.call_format import ID, INDEX, NAME, TAG, CallFormat, marker_of, new_id
 
@@ -56,22 +56,30 @@ class CallSteps(AnswerReader):
     def __init__(self, answer: AnswerForm) -> None:
         self._num_calls = 0
         self._ids: set[str] = set()
-        self._gap: str | None = None  # whitespace since the last call; None: text followed it
+        self._gap: list[Part] | None = None  # whitespace since the last call; None: text followed
         super().__init__(answer)
 
-    def _add_text(self, text: str) -> None:
-        if self._gap is not None:
-            text = self._gap + text
-            self._gap = None if text.strip() else text
-        if self._gap is None and text:
-            self._add(PartKind.TEXT, text)
+    def _show(self, length: int) -> None:
+        if length:
+            self._add(PartKind.TEXT, self._take(length))
+
+    def _join(self, part: Part) -> None:
+        if part.kind is PartKind.TEXT and self._gap is not None:
+            self._gap.append(part)
+            if part.text.isspace():
+                return
+            gap, self._gap = self._gap, None
+            for each in gap:
+                super()._join(each)
+        else:
+            super()._join(part)
 
     def _begin_call(self, name: str, id: str | None = None) -> None:
         """id: as written; replaced if the answer used it before."""
         if not id or id in self._ids:
             id = new_id()
         self._ids.add(id)
-        self._gap = ""
+        self._gap = []
         self._add(PartKind.CALL, "", CallHead(self._num_calls, id, name))
         self._num_calls += 1
 
@@ -180,9 +188,6 @@ class CallReader(CallSteps):
             self.is_cut = self._within is PartKind.CALL
             if self._within is PartKind.TEXT:
                 self._show(len(self._held))
-
-    def _show(self, length: int) -> None:
-        self._add_text(self._take(length))
 
     def _begin(self, *, is_sure: bool = True) -> None:
         """Enter a call; if it is cut, it is not shown as text."""
