@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, cast
 
-from edge_spec.errors import EdgeSpecError, UsageError
+from edge_spec.errors import UsageError
 from edge_spec.text.parts.part import (
     EndedError,
     PartKind,
@@ -211,7 +211,6 @@ class AnswerReader(PartReader):
             self._add(PartKind.REASONING, self._take(length))
 
 
-Render = Callable[..., str]  # makes a prompt; raises EdgeSpecError if the template refuses
 # "auto": as in the template; "off": no thought; else the maximum number of tokens.
 Reasoning = Literal["auto", "off"] | int
 _CLOSING = re.compile(
@@ -261,11 +260,13 @@ def thought_budget(reasoning: Reasoning | None) -> int | None:
     return reasoning
 
 
-def thought_form(source: str, render: Render, added: Collection[str]) -> ThoughtForm | None:
+def thought_form(
+    source: str, render: Callable[..., str], added: Collection[str]
+) -> ThoughtForm | None:
     """Return the thought tags of the template or vocabulary, and the template's text between
     thought and answer.
 
-    render: raises EdgeSpecError if the template refuses. added: texts of added tokens.
+    render: "" if the template refuses. added: texts of added tokens.
     """
     known = [each for each in TAGS if each[0] in source or each[1].strip() in source]
     known += [
@@ -275,11 +276,7 @@ def thought_form(source: str, render: Render, added: Collection[str]) -> Thought
         return None
     opening, ending = known[0]
     answer = {"role": "assistant", "content": _ANSWER, **dict.fromkeys(THOUGHTS, _THOUGHT)}
-    try:
-        messages = [{"role": "user", "content": "probe-user"}, answer]
-        text = render(messages, add_generation_prompt=False)
-    except EdgeSpecError:
-        text = ""
+    text = render([{"role": "user", "content": "probe-user"}, answer], add_generation_prompt=False)
     closing = next(iter(_TAG.findall(ending)))
     shown = text.partition(_THOUGHT)[2].partition(_ANSWER)[0]
     return ThoughtForm(opening, closing, shown if closing in shown else ending)

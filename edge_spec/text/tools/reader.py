@@ -248,7 +248,8 @@ class CallReader(CallSteps):
         form = self._form
         for opening in openings:
             self._begin(is_sure=not form.is_bare)
-            is_known = form.is_bare or opening == form.inner_marker
+            is_inner = form.keyed is not None and opening != form.opening
+            is_known = form.is_bare or is_inner
             if (yield from self._read_call(opening, is_known=is_known)):
                 yield from self._read_more_calls()
                 return True
