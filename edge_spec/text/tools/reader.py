@@ -6,48 +6,58 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import cast
+from typing import Any, cast
 
 from edge_spec.text.parts.answer_form import AnswerForm, AnswerReader
 from edge_spec.text.parts.part import CallHead, EndedError, Part, PartKind, Steps, first_of
 from edge_spec.text.tools.arguments import ANY, TEXT, Keyed, argument_types, as_json
 from edge_spec.text.tools.call_format import ID, INDEX, NAME, TAG, CallFormat, marker_of, new_id
 
+LATER_ID, WORD = "$LATER_ID", "$WORD"
 _SLOTS = {
     NAME: r"[a-zA-Z0-9_.-]{1,128}+",
-    ID: r"[a-zA-Z0-9_.:/-]{1,128}+",
+    **dict.fromkeys((ID, LATER_ID, WORD), r"[a-zA-Z0-9_.:/-]{1,128}+"),
     INDEX: r"[0-9]{1,9}+",
 }
-_SPACE, _OR_END = r"\s{0,200}+", r"|\Z"
+_SPACE = r"\s{0,200}+"
 _CLOSING = {"[": "]", "{": "}", "(": ")"}
 Types = Mapping[str | None, frozenset[str]]
 
 
-# What a call begins with: literals, placeholders, and tuples of alternative texts.
-Head = Sequence[str | tuple[str, ...]]
+# What a call begins with: literals, placeholders, tuples of alternative texts, and what may be
+# missing.
+Head = Sequence[Any]
+
+
+class _Maybe(tuple[Any, ...]):
+    """Pieces of a head that may be missing."""
 
 
 @lru_cache(maxsize=1024)
-def _patterns(head: Head) -> tuple[re.Pattern[str], re.Pattern[str]]:
+def _patterns(head: tuple[Any, ...]) -> tuple[re.Pattern[str], re.Pattern[str]]:
     """Return two patterns, with any spacing: of a head, and of a text that may still become one."""
+    return re.compile(_pattern(head, "")), re.compile(_pattern(head, r"|\Z"))
 
-    def any_of(texts: Sequence[str], end: str) -> str:
-        spelled = (
-            "".join(f"{_SPACE}(?:{re.escape(each)}{end})" for each in text if not each.isspace())
-            for text in texts
-        )
-        return f"(?:{'|'.join(spelled)})"
 
-    whole = begun = ""
+def _pattern(head: Head, end: str) -> str:
+    """end: what each sign may be in place of itself."""
+
+    def spelled(text: str) -> str:
+        signs = [re.escape(sign) for sign in text if not sign.isspace()]
+        return "".join(f"{_SPACE}(?:{sign}{end})" for sign in signs)
+
+    pattern = ""
     for piece in head:
-        if isinstance(piece, str) and piece in _SLOTS:
-            whole += rf"{_SPACE}(?P<{piece[1:]}>{_SLOTS[piece]})"
-            begun += rf"{_SPACE}(?:{_SLOTS[piece]}|\Z)"
-            continue
-        texts = (piece,) if isinstance(piece, str) else piece
-        whole += any_of(texts, "")
-        begun += any_of(texts, _OR_END)
-    return re.compile(whole), re.compile(begun)
+        if isinstance(piece, _Maybe):
+            pattern += f"(?:{_pattern(piece, end)})?"
+        elif isinstance(piece, tuple):
+            pattern += f"(?:{'|'.join(map(spelled, piece))})"
+        elif piece in _SLOTS:
+            group = "?:" if piece == WORD else f"?P<{piece[1:]}>"
+            pattern += f"{_SPACE}(?:({group}{_SLOTS[piece]}){end})"
+        else:
+            pattern += spelled(piece)
+    return pattern
 
 
 class CallSteps(AnswerReader):
@@ -149,9 +159,18 @@ _ENDS = [f"</{name}>" for name in _NAMES]
 _LEFT = ("}", "]", ",", ";", ")")  # surplus signs after a call
 _FENCES = (_FENCE, f"{_FENCE}json", f"{_FENCE}xml")
 _STARTS = (_FENCE, *_TAGS, "\n{", "\n[{")
-# Models trained on several formats mix their keys.
-_NAME_KEYS, _ARGUMENTS_KEYS = ("name", "tool_name"), ("arguments", "parameters")
-_KEYS = (*_NAME_KEYS, "type")  # before the arguments of untagged calls
+# A call as a JSON object. Models trained on several formats mix their keys, and some templates show
+# doubled braces.
+_QUOTE = ("", '"')
+_OBJECT = (
+    ("{", "[{", "{{", "[{{"),
+    _Maybe(('"type":"', WORD, '",')),
+    _Maybe(('"tool_call_id":', _QUOTE, WORD, _QUOTE, ",")),
+    _Maybe(('"id":', _QUOTE, ID, _QUOTE, ",")),
+    *('"', ("name", "tool_name"), '":"', NAME, '"'),
+    _Maybe((',"id":', _QUOTE, LATER_ID, _QUOTE)),
+)
+_ARGUMENTS = (',"', ("arguments", "parameters"), '":')
 
 
 class CallReader(CallSteps):
@@ -262,7 +281,7 @@ class CallReader(CallSteps):
         """Return False without a call. is_known: only of known functions. If only the name marks a
         call, an argument must follow, or the call's end if the function is known."""
         form, keyed = self._form, self._form.keyed
-        if form.is_object:
+        if form.is_named:
             return (yield from self._read_object([opening]))
         is_open = keyed is not None and not form.after_name.strip()
         ends = ["{"] if keyed is None else [""]
@@ -287,85 +306,33 @@ class CallReader(CallSteps):
         return True
 
     def _read_object(self, *openings: Head, is_known: bool = False) -> Steps[bool]:
-        """Read a JSON object as a call, its members in any order. is_known: only a known function
-        with arguments right after the name; other JSON becomes text as early as possible."""
-        start = yield from self._find_object(openings, is_known=is_known)
-        if start is None:
-            return False
-        place = start + 1
-        name: str | None = None
-        id: str | None = None
-        arguments = ""
-        while True:
-            member = yield from self._find_member(place)
-            if member is None:
-                return False
-            key, place = member
-            sign = self._held[place]  # of the value; functions may be called as a key is
-            if not self._form.is_named and (key not in _KEYS or sign == "{"):
-                name, key = key, _ARGUMENTS_KEYS[0]
-                if not re.fullmatch(_SLOTS[NAME], name):
-                    return False
-            if is_known and key not in (_ARGUMENTS_KEYS if name else _KEYS):
-                return False
-            if name and key in _ARGUMENTS_KEYS:
-                self._take(place)
-                yield from self._read_value(name, id)
-                yield from self._read_object_end()
-                return True
-            if is_known and sign != '"':
-                return False
-            end, missing = yield from self._value_end(place)
-            text = self._held[place:end] + missing
-            value = _loaded(text)
-            if key in _NAME_KEYS:
-                name = value.strip() if isinstance(value, str) else ""
-                if not re.fullmatch(_SLOTS[NAME], name):
-                    return False
-                if is_known and self._tools and name not in self._tools:
-                    return False
-                self._begin()
-            elif key in _ARGUMENTS_KEYS:
-                arguments = text
-            elif key == "id" and isinstance(value, str):
-                id = value
-            place = yield from self._after_space(end)
-            if self._held[place] != ",":
-                break
-            place += 1
-        # A tag may follow instead of the closing brace.
-        is_whole = self._held[place] in "}<" and _loaded(self._held[start:place] + "}") is not None
-        if name is None or is_known or not is_whole:
-            return False
-        self._take(place + (self._held[place] == "}"))
-        self._begin_call(name, id)
-        self._add_arguments(_as_object(arguments))
-        return True
-
-    def _find_object(self, openings: Sequence[Head], *, is_known: bool) -> Steps[int | None]:
-        """Return the position of the object's brace after one of the openings; None without it."""
+        """Read a JSON object as a call. is_known: only a known function with arguments; other JSON
+        becomes text as early as possible."""
         if not is_known:
             if (yield from self._find(*openings)) is None:
-                return None
+                return False
             self._begin()
-        found = yield from self._find(*([*each, ("{", "[{")] for each in openings))
+        heads = [[*opening, *_OBJECT] for opening in openings]
+        found = yield from self._find(*heads)
+        if found is None or (is_known and self._tools and found["NAME"] not in self._tools):
+            return False
+        self._begin()
+        ends = [[*head, *_ARGUMENTS] for head in heads]
+        ends += [] if is_known else [[*head, ("}", "<")] for head in heads]
+        found = yield from self._find(*ends)
         if found is None:
-            return None
-        place = yield from self._after_space(found.end())
-        # Some templates show doubled braces.
-        return place if self._held[place] == "{" else found.end() - 1
-
-    def _find_member(self, place: int) -> Steps[tuple[str, int] | None]:
-        """Return a member's key and the position of its value; None for anything else."""
-        place = yield from self._after_space(place)
-        if self._held[place] != '"':
-            return None
-        end, _ = yield from self._value_end(place)
-        key = self._held[place + 1 : end - 1].strip()
-        place = yield from self._after_space(end)
-        if self._held[place] != ":":
-            return None
-        return key, (yield from self._after_space(place + 1))
+            return False
+        name, id = found["NAME"], found["ID"] or found["LATER_ID"]
+        end = found.end()
+        if found[0].endswith(":"):
+            self._take((yield from self._after_space(end)))
+            yield from self._read_value(name, id)
+            yield from self._read_object_end()
+        else:  # a tag may follow instead of the closing brace
+            self._take(end - found[0].endswith("<"))
+            self._begin_call(name, id)
+            self._add_arguments("{}")
+        return True
 
     def _read_object_end(self) -> Steps[None]:
         """Drop the rest of an object after its arguments."""
@@ -403,7 +370,7 @@ class CallReader(CallSteps):
             if left:
                 self._take(place + left)
                 continue
-            if not form.is_object or self._held[place] != "{":
+            if not form.is_named or self._held[place] != "{":
                 return
             self._begin()
             if not (yield from self._read_object([], is_known=is_untagged or form.is_bare)):
