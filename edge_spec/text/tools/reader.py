@@ -13,11 +13,13 @@ from edge_spec.text.parts.part import CallHead, EndedError, Part, PartKind, Step
 from edge_spec.text.tools.arguments import ANY, TEXT, Keyed, argument_types, as_json
 from edge_spec.text.tools.call_format import ID, INDEX, NAME, TAG, CallFormat, marker_of, new_id
 
-LATER_ID, WORD = "$LATER_ID", "$WORD"
+LATER_ID, WORD, KEY, VARIABLE = "$LATER_ID", "$WORD", "$KEY", "$VARIABLE"
 _SLOTS = {
     NAME: r"[a-zA-Z0-9_.-]{1,128}+",
     **dict.fromkeys((ID, LATER_ID, WORD), r"[a-zA-Z0-9_.:/-]{1,128}+"),
     INDEX: r"[0-9]{1,9}+",
+    KEY: r"""[^<>"']{1,128}+""",
+    VARIABLE: r"""[^<>"'=:)}\]]{1,128}+""",
 }
 _SPACE = r"\s{0,200}+"
 _CLOSING = {"[": "]", "{": "}", "(": ")"}
@@ -161,7 +163,7 @@ _FENCES = (_FENCE, f"{_FENCE}json", f"{_FENCE}xml")
 _STARTS = (_FENCE, *_TAGS, "\n{", "\n[{")
 # A call as a JSON object. Models trained on several formats mix their keys, and some templates show
 # doubled braces.
-_QUOTE = ("", '"')
+_QUOTE, _QUOTES = ("", '"'), ("", '"', "'")
 _OBJECT = (
     ("{", "[{", "{{", "[{{"),
     _Maybe(('"type":"', WORD, '",')),
@@ -394,10 +396,7 @@ class CallReader(CallSteps):
 
     def _read_arguments(self, types: Types) -> Steps[None]:
         keyed, names = self._keyed, set[str]()
-        while (yield from self._goes_on(is_first=not names)):
-            key = yield from self._read_key()
-            if key is None:
-                continue
+        while (key := (yield from self._read_key(is_first=not names))) is not None:
             allowed = types.get(key) or types.get(None) or (ANY if keyed.quote else TEXT)
             is_new = key not in names
             if is_new:
@@ -413,47 +412,36 @@ class CallReader(CallSteps):
                 yield from self._read_bare(allowed, tell)
         self._add_arguments("}" if names else "{}")
 
-    def _goes_on(self, *, is_first: bool) -> Steps[bool]:
-        comma = self._keyed.comma.strip()
+    def _read_key(self, *, is_first: bool) -> Steps[str | None]:
+        """Return the name of the next argument, and drop what surrounds it; None after the last."""
+        keyed, comma = self._keyed, self._keyed.comma.strip()
+        key = VARIABLE if keyed.quote else KEY
+        colon, space = keyed.colon, keyed.colon[len(keyed.colon.rstrip()) :]
+        # A model may leave out the second of two tags.
+        colons = (colon, next(iter(TAG.findall(colon)), colon.strip()[0]))
+        ends = self._ends
         while True:
             self._take((yield from self._after_space()))
             if comma and not is_first and self._held.startswith(comma):
                 self._take(len(comma))
                 self._take((yield from self._after_space()))
-            if self._held.startswith(self._ends):
-                return False
-            if any(each.startswith(self._held) for each in self._ends):
+            if self._held.startswith(ends):
+                return None
+            if any(each.startswith(self._held) for each in ends):
                 yield from self._more()
                 continue
-            opening = yield from self._find([self._keyed.opening])
-            if opening is not None:
-                self._take(opening.end())
-                return True
+            for each in colons:
+                found = yield from self._find([keyed.opening, _QUOTES, key, _QUOTES, each])
+                if found is None:
+                    continue
+                self._take(found.end())
+                if space and not keyed.quote:
+                    while not self._held:
+                        yield from self._more()
+                    self._take(len(space) if self._held.startswith(space) else 0)
+                return found[1].strip()
             self._take(1)  # nothing else belongs between arguments
-
-    def _read_key(self) -> Steps[str | None]:
-        colon, ending, mark = self._keyed.colon, self._ends[0], ""
-        sign = colon.strip()[0]
-        marks = (sign,) if ending.startswith(sign) else (sign, ending)
-        while not mark:
-            place, mark = first_of(marks, self._held)
-            if not mark:
-                yield from self._more()
-        key = self._take(place).strip().strip("\"'")
-        # A model may leave out the second of two tags.
-        heads = ([colon], TAG.findall(colon)[:1] or [sign]) if mark == sign else ()
-        for head in heads:
-            if found := (yield from self._find(head)):
-                break
-        else:
-            return None
-        self._take(found.end())
-        space = colon[len(colon.rstrip()) :]
-        if space and not self._keyed.quote:
-            while not self._held:
-                yield from self._more()
-            self._take(len(space) if self._held.startswith(space) else 0)
-        return key
+            ends = ends[:1] if keyed.quote else ends  # other brackets may be of a value
 
     def _read_bare(self, types: frozenset[str], tell: Callable[[str], None]) -> Steps[None]:
         closing = self._keyed.closing.rstrip()
