@@ -61,12 +61,6 @@ def test_a_template_may_ask_for_the_date() -> None:
     }
 
 
-def test_content_is_inserted_as_it_is() -> None:
-    content = "<b> & {{ 7 * 7 }} {% raw %} \u20ac"
-    template = ChatTemplate("{{ messages[0].content }}")
-    assert template.render([{"role": "user", "content": content}]) == content
-
-
 @pytest.mark.parametrize(
     "source",
     [
@@ -134,23 +128,6 @@ def test_a_model_without_a_template_is_told_apart() -> None:
 def test_a_malformed_message_is_a_usage_error(message: Any, named: str) -> None:
     with pytest.raises(UsageError, match=named):
         ChatTemplate("x").render([message])
-
-
-TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
-
-
-def test_tools_and_their_calls_reach_the_template() -> None:
-    template = ChatTemplate(
-        "{% if tools %}{{ tools[0].function.name }}|{% endif %}{% for m in messages %}{{ m.role }}:"
-        "{{ m.content or m.tool_calls[0].function.name }}{{ m.tool_call_id or '' }};{% endfor %}"
-    )
-    messages = [
-        {"role": "user", "content": "rain?"},
-        {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "weather"}}]},
-        {"role": "tool", "content": "yes", "tool_call_id": "7"},
-    ]
-    rendered = template.render(messages, TOOLS)
-    assert rendered == "weather|user:rain?;assistant:weather;tool:yes7;"
 
 
 @pytest.mark.parametrize(
