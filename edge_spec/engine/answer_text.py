@@ -1,4 +1,4 @@
-"""Turns decoded tokens into an answer's text and parts, handing out both in step."""
+"""Turn decoded tokens into an answer's text and parts, handing out both in step."""
 
 from __future__ import annotations
 
@@ -14,12 +14,32 @@ from edge_spec.text.parts.part import CallHead, Part, PartKind, PartReader, Stop
 from edge_spec.text.token_pieces import TokenPiece, TokenPieces
 
 
-class AnswerText:
-    """Adds decoded tokens and their text to a result.
+@dataclass
+class _Piece:
+    """A token with the text that it adds to a part, or such text whose token is handed out."""
 
-    Text once handed out stays. With stop strings, a token is held back while one may still take its
-    text away. So token texts always join to the text, streamed or not, and neither depends on how
-    many tokens a round had. Stop strings end the text only; thoughts and calls may contain them.
+    token: Token | None
+    start: int = 0  # of what it wrote, in all that the reader gets
+    end: int = 0
+    is_special: bool = False  # no text shows it
+    text: str = ""
+    kind: PartKind | None = None  # part of that text, or of the tag that it ends
+
+    @property
+    def takes_text(self) -> bool:
+        return self.token is not None and not self.token.ends
+
+
+class AnswerText:
+    """Adds decoded tokens, and the text and parts that they wrote, to a result.
+
+    Text once handed out stays. A token waits until the reader knows its part, and with stop strings
+    while one may still take its text away. So token texts always join to the text, streamed or not,
+    and neither depends on how many tokens a round had. Stop strings end the text only; thoughts and
+    calls may contain them.
+
+    A token without text, such as a tag's, belongs to the part that the reader names, else to the
+    one before. A call's token has the text that it wrote.
     """
 
     def __init__(
@@ -38,21 +58,23 @@ class AnswerText:
         self._codec = codec
         self._tokens = TokenPieces(codec)
         self._stop_ids = stop_ids
-        self._pieces = codec.stream()
+        self._decoder = codec.stream()
         if prompt and self._tokens.of(prompt[-1]).raw is not None:
             for token in codec.encode("a")[-1:]:
-                self._pieces.push(token)
+                self._decoder.push(token)
         self._reader: PartReader | None = None
         if form is not None:
             from edge_spec.text.tools.formats import answer_reader
 
             self._reader = answer_reader(form)
-        first = PartKind.REASONING if form is not None and form.is_opened else PartKind.TEXT
-        self._parts = None if self._reader is None else PartTokens(self._reader, first)
+        self._kind = PartKind.REASONING if form is not None and form.is_opened else PartKind.TEXT
+        self._end = 0  # of all that the reader got
+        self._unread: deque[_Piece] = deque()  # part unknown
         self._cutter = StopCutter(stops)
         self._holds = any(stops)
-        self._shown = ""  # settled text that is not handed out yet
-        self._held: deque[Token] = deque()
+        self._held: deque[_Piece] = deque()  # of the text
+        self._num_shown = 0  # characters of `_held` that no stop string can take away
+        self._chunks: list[Chunk] = []  # to hand out
         self._finished = False
         self._begun = b""  # start of a character in the decoded tokens
         self._begun_before = b""  # likewise in the tokens handed out
@@ -64,116 +86,203 @@ class AnswerText:
     def push(self, decoded: Sequence[DecodedToken]) -> list[Chunk]:
         """Return what these tokens let out. Tokens after a stop string are not part of the
         answer."""
-        chunks: list[Chunk] = []
         for token in decoded:
             # An end token shows no text, even if the tokenizer gives it some.
             ends = token.id in self._stop_ids
-            made = self._token(token, "" if ends else self._pieces.push(token.id))
+            made = self._token(token, "" if ends else self._decoder.push(token.id))
             self.num_written += 1
-            if self._parts is None:
-                self._add_text(made.text, [made])
+            if self._reader is None:
+                self._hold(made, made.text)
             else:
                 special = "" if ends else self._codec.special_text(token.id)
-                for part in self._parts.push(made, special):
-                    chunks += self._add_part(part)
+                self._write(special or made.text, made, is_special=bool(special))
+                self._read(self._reader.push(special or made.text))
             if self.stopped:
                 break
-        return [*chunks, *self._hand_out(self._settled())]
+        self._hand_out(self._num_settled())
+        return self._take_chunks()
 
     def finish(self) -> list[Chunk]:
         """Return the rest once no more tokens come."""
         if self._finished:
             return []
         self._finished = True
-        chunks: list[Chunk] = []
-        if not self.stopped:
-            left = self._pieces.finish()
-            if self._parts is None:
-                self._add_to_last(left)
-                self._shown += self._cutter.push(left)
-            else:
-                for part in self._parts.finish(left):
-                    chunks += self._add_part(part)
-        if not self.stopped:
-            self._shown += self._cutter.finish()
-        self._result.stop = self._cutter.found
+        left = "" if self.stopped else self._decoder.finish()
+        if self._reader is None:
+            self._hold_rest(left)
+        elif not self.stopped:
+            self._write_rest(left)
+            self._read([*self._reader.push(left), *self._reader.finish()])
+            self._assign_until(self._end)
         self._result.is_cut = self._reader is not None and self._reader.is_cut
-        last = self._before_cut() if self.stopped else list(self._held)
-        return [*chunks, *self._hand_out(last)]
+        self._result.stop = self._cutter.found
+        self._num_shown += len(self._cutter.finish())
+        self._hand_out(len(self._held) if not self.stopped else self._num_settled())
+        return self._take_chunks()
 
-    def _add_part(self, part: Chunk) -> list[Chunk]:
-        """Add a part; return what to hand out now, if it is not text."""
-        if self.stopped:
-            return []
-        if part.kind is PartKind.TEXT:
-            self._add_text(part.text, part.tokens)
-            return []
-        self._shown += self._cutter.finish()
-        before = self._hand_out(list(self._held))
-        self._result.add(part)
-        return [*before, part]
+    # Which token wrote what
 
-    def _add_text(self, text: str, tokens: Sequence[Token]) -> None:
-        """text: of the tokens or, without any, of a token already handed out."""
-        if not tokens:
-            self._shown += self._cutter.push(text)
-        for token in tokens:
-            special = self._codec.special_text(token.id) if self._holds else ""
-            self._shown += self._cutter.push(token.text, special)
-            self._held.append(token)
+    def _write(self, markup: str, token: Token | None, *, is_special: bool = False) -> None:
+        start, self._end = self._end, self._end + len(markup)
+        self._unread.append(_Piece(token, start, self._end, is_special))
 
-    def _settled(self) -> list[Token]:
-        """Return the held tokens whose text is settled. A token without text, such as a part of a
-        character, waits for one with text, since a stop string may begin with it."""
-        if self.stopped:
-            return self._before_cut()
-        if not self._holds:
-            return list(self._held)
-        length, count = 0, 0
-        for place, token in enumerate(self._held, start=1):
-            length += len(token.text)
-            if length > len(self._shown):
-                break
-            if token.text:
-                count = place
-        return list(self._held)[:count]
-
-    def _before_cut(self) -> list[Token]:
-        """Return the held tokens up to the stop string, with the last one shortened."""
-        left, kept = len(self._shown), []
-        for token in self._held:
-            if left <= 0:
-                break
-            kept.append(replace(token, text=token.text[:left]))
-            left -= len(token.text)
-        kept = _within(self._shown, kept, self._begun_before)
-        self._held.clear()
-        self._held.extend(kept)
-        return kept
-
-    def _hand_out(self, tokens: list[Token]) -> list[Chunk]:
-        for token in tokens:
-            self._held.popleft()
-            if token.raw:
-                self._begun_before = _incomplete(self._begun_before + token.raw)
-        # Only the rest of a character, after its token is out, has more text than the tokens.
-        length = sum(len(token.text) for token in tokens) if self._held else len(self._shown)
-        text, self._shown = self._shown[:length], self._shown[length:]
-        if not text and not tokens:
-            return []
-        chunk = Chunk(text, tuple(tokens))
-        self._result.add(chunk)
-        return [chunk]
-
-    def _add_to_last(self, left: str) -> None:
+    def _write_rest(self, left: str) -> None:
         """Give an incomplete last character to the last token that can have text."""
+        ends: list[_Piece] = []
+        while self._unread and not self._unread[-1].takes_text:
+            ends.append(self._unread.pop())
+        if self._unread and (token := self._unread[-1].token) is not None:
+            self._unread[-1].token = replace(token, text=token.text + left)
+            self._end += len(left)
+            self._unread[-1].end = self._end
+        else:
+            self._write(left, None)
+        for piece in reversed(ends):
+            self._write("", piece.token)
+
+    def _read(self, parts: Iterable[Part]) -> None:
+        for part in parts:
+            if part.kind is PartKind.CALL:
+                self._kind = part.kind
+                self._assign_until(self._end)
+                self._show_all()
+                self._tell(part.kind, part.text, call=part.call)
+            elif part.text:
+                self._read_text(part)
+            else:
+                self._kind = part.kind
+                self._assign_until(part.end)
+                if self._unread and self._unread[0].start < part.end:  # with text after the tag
+                    self._unread[0].kind = self._unread[0].kind or part.kind
+
+    def _read_text(self, part: Part) -> None:
+        start = part.end - len(part.text)
+        self._assign_until(start)
+        begun = min(self._unread[0].start, part.end) if self._unread else part.end
+        if begun > start:  # its token is handed out with another part
+            text = part.text[: begun - start]
+            self._assign(_Piece(None, start, begun, text=text, kind=part.kind))
+        for piece in self._unread:
+            shown = part.text[max(0, piece.start - start) : max(0, piece.end - start)]
+            if not shown:
+                continue
+            if piece.text and piece.kind is not part.kind:
+                self._assign(replace(piece))
+                piece.token, piece.text = None, ""
+            piece.kind = part.kind
+            piece.text += "" if piece.is_special else shown
+        self._assign_until(part.end)
+        self._kind = part.kind
+
+    def _assign_until(self, end: int) -> None:
+        while self._unread and self._unread[0].end <= end:
+            self._assign(self._unread.popleft())
+
+    def _assign(self, piece: _Piece) -> None:
+        kind = piece.kind or self._kind
+        if self.stopped or not (piece.token or piece.text):
+            return
+        if kind is PartKind.TEXT:
+            self._hold(piece.token, piece.text)
+        else:
+            self._show_all()
+            self._tell(kind, piece.text, piece.token)
+
+    # Which text a stop string may take away
+
+    def _hold(self, token: Token | None, text: str) -> None:
+        special = self._codec.special_text(token.id) if token is not None and self._holds else ""
+        self._num_shown += len(self._cutter.push(text, special))
+        self._held.append(_Piece(token, text=text))
+
+    def _hold_rest(self, left: str) -> None:
+        """Give an incomplete last character to the last token that can have text, even if that is
+        handed out."""
         if not left:
             return
-        for tokens in (self._held, self._result.tokens):
-            for place in reversed(range(len(tokens))):
-                if tokens[place].id not in self._stop_ids:
-                    tokens[place] = replace(tokens[place], text=tokens[place].text + left)
-                    return
+        self._num_shown += len(self._cutter.push(left))
+        if last := next((each for each in reversed(self._held) if each.takes_text), None):
+            last.text += left
+            return
+        self._held.append(_Piece(None, text=left))
+        tokens = self._result.tokens
+        for place in reversed(range(len(tokens))):
+            if not tokens[place].ends:
+                tokens[place] = replace(tokens[place], text=tokens[place].text + left)
+                return
+
+    def _show_all(self) -> None:
+        """Hand out the text before another part."""
+        if not self.stopped:
+            self._num_shown += len(self._cutter.finish())
+            self._hand_out(len(self._held))
+
+    def _num_settled(self) -> int:
+        """Return how many held tokens have settled text. A token without text, such as a part of a
+        character, waits for one with text, since a stop string may begin with it."""
+        if self.stopped:
+            self._cut()
+        if self.stopped or not self._holds:
+            return len(self._held)
+        length, count = 0, 0
+        for place, piece in enumerate(self._held, start=1):
+            length += len(piece.text)
+            if length > self._num_shown:
+                break
+            if piece.text:
+                count = place
+        return count
+
+    def _cut(self) -> None:
+        """Drop what follows the text before the stop string, in the last token, too."""
+        text = "".join(piece.text for piece in self._held)[: self._num_shown]
+        left, kept = len(text), deque[_Piece]()
+        while left > 0:
+            kept.append(piece := self._held.popleft())
+            piece.text = piece.text[:left]
+            left -= len(piece.text)
+        self._held = kept
+        # A stop string may begin within a token, even with a part of a character.
+        before = self._begun_before
+        raw = [piece.token.raw or b"" if piece.token else b"" for piece in kept]
+        joined = before + b"".join(raw)
+        ends = range(len(before), len(joined) + 1)
+        end = next((n for n in ends if joined[:n].decode("utf-8", "replace") == text), len(joined))
+        left = end - len(before)
+        for piece, own in zip(kept, raw, strict=True):
+            if own and left < len(own):
+                name, cut = TokenPiece.of_bytes(own[:left])
+                piece.token = piece.token and replace(piece.token, name=name, raw=cut)
+            left -= len(own)
+
+    def _hand_out(self, count: int) -> None:
+        for _ in range(count):
+            piece = self._held.popleft()
+            self._num_shown -= len(piece.text)
+            if piece.token is not None and piece.token.raw:
+                self._begun_before = _incomplete(self._begun_before + piece.token.raw)
+            self._tell(PartKind.TEXT, piece.text, piece.token)
+
+    def _tell(
+        self, kind: PartKind, text: str, token: Token | None = None, call: CallHead | None = None
+    ) -> None:
+        """Add a piece, to the last chunk if it continues the same part."""
+        if token is not None:
+            own = token.text if kind is PartKind.CALL else text
+            token = replace(token, text=own, kind=kind)
+        last = self._chunks[-1] if self._chunks else None
+        if last is None or last.kind is not kind or (call and (last.text or last.call)):
+            self._chunks.append(last := Chunk("", (), kind, call))
+        tokens = last.tokens if token is None else (*last.tokens, token)
+        self._chunks[-1] = Chunk(last.text + text, tokens, kind, last.call or call)
+
+    def _take_chunks(self) -> list[Chunk]:
+        chunks, self._chunks = self._chunks, []
+        for chunk in chunks:
+            self._result.add(chunk)
+        return chunks
+
+    # Tokens by themselves
 
     def _token(self, token: DecodedToken, piece: str) -> Token:
         made = Token(token.id, piece, token.origin, token.drafter, ends=token.id in self._stop_ids)
@@ -199,23 +308,6 @@ class AnswerText:
         return Alternative(token, piece.name, logprob, piece.raw)
 
 
-def _within(text: str, tokens: Sequence[Token], before: bytes) -> list[Token]:
-    """Cut tokens to the bytes of their text. A stop string may begin within a token, even with a
-    part of a character. before: the part of a character already handed out."""
-    joined = before + b"".join(token.raw or b"" for token in tokens)
-    ends = range(len(before), len(joined) + 1)
-    end = next((n for n in ends if joined[:n].decode("utf-8", "replace") == text), len(joined))
-    left = end - len(before)
-    kept = []
-    for token in tokens:
-        if token.raw is not None and left < len(token.raw):
-            name, raw = TokenPiece.of_bytes(token.raw[:left])
-            token = replace(token, name=name, raw=raw)
-        left -= len(token.raw or b"")
-        kept.append(token)
-    return kept
-
-
 def _incomplete(raw: bytes) -> bytes:
     """Return the incomplete character at the end."""
     _, length = codecs.utf_8_decode(raw, "replace", False)
@@ -225,130 +317,3 @@ def _incomplete(raw: bytes) -> bytes:
 def _is_text(raw: bytes) -> bool:
     text, _ = codecs.utf_8_decode(raw, "ignore", True)
     return text.encode() == raw
-
-
-@dataclass
-class _Pending:
-    """A token with characters not yet assigned to a part. token: None once handed out."""
-
-    token: Token | None
-    left: str  # unassigned rest of what it wrote
-    is_special: bool  # no text shows it
-    text: str = ""  # its text in a part
-    kind: PartKind | None = None  # part of that text, or of the tag that it ends
-
-
-class PartTokens:
-    """Assigns tokens to the parts that they wrote.
-
-    Token texts of a text or a thought join to it. A token without text, such as a tag's, belongs to
-    the part that the reader names, else to the one before. A call's token has the text that it
-    wrote.
-    """
-
-    def __init__(self, reader: PartReader, first: PartKind) -> None:
-        """first: the part that an answer begins with unless the reader decides otherwise."""
-        self._reader = reader
-        self._kind = first
-        self._pending: deque[_Pending] = deque()
-        self._told: list[Chunk] = []
-
-    def push(self, token: Token, special: str) -> list[Chunk]:
-        """token: with all the text that it wrote. special: the spelling of a special token."""
-        self._pending.append(_Pending(token, special or token.text, bool(special)))
-        return self._chunks(self._reader.push(special or token.text))
-
-    def finish(self, left: str) -> list[Chunk]:
-        """left: the incomplete character at the end."""
-        if left:
-            last = next((each for each in reversed(self._pending) if _has_text(each.token)), None)
-            if last is None:
-                self._pending.append(last := _Pending(None, "", is_special=False))
-            elif last.token is not None:
-                last.token = replace(last.token, text=last.token.text + left)
-            last.left += left
-        chunks = self._chunks([*self._reader.push(left), *self._reader.finish()])
-        self._hand_out(len(self._pending))
-        return chunks + self._taken()
-
-    def _chunks(self, parts: Iterable[Part]) -> list[Chunk]:
-        for part in parts:
-            if part.text and part.kind is not PartKind.CALL:
-                self._add_text(part.kind, part.text)
-            else:
-                self._kind = part.kind
-                self._end_tag(part)
-        return self._taken()
-
-    def _end_tag(self, part: Part) -> None:
-        if part.kind is PartKind.CALL:
-            self._hand_out(len(self._pending))
-            self._tell(part.kind, part.text, call=part.call)
-            return
-        self._hand_out(len(self._pending) - 1)  # the last token may have text after the tag
-        if self._pending and self._pending[-1].kind is None:
-            self._pending[-1].kind = part.kind
-
-    def _taken(self) -> list[Chunk]:
-        told, self._told = self._told, []
-        return told
-
-    def _add_text(self, kind: PartKind, text: str) -> None:
-        """Find the tokens that wrote this text; text before it belongs to no part."""
-        written = "".join(each.left for each in self._pending)
-        start = 0 if written.startswith(text) else written.rfind(text)
-        if start < 0:  # changed by the reader: give all of it to the last token
-            self._hand_out(len(self._pending) - 1)
-            start, written = 0, text
-            if not self._pending:
-                self._pending.append(_Pending(None, "", is_special=False))
-            self._pending[-1].left = text
-        end = start + len(text)
-        place = 0
-        num_whole = 0  # fully assigned tokens
-        for count, each in enumerate(self._pending, start=1):
-            if place >= end and each.left:
-                break
-            shown = each.left[max(0, start - place) : max(0, end - place)]
-            place, each.left = place + len(each.left), each.left[max(0, end - place) :]
-            if shown:
-                self._give(each, kind, "" if each.is_special else shown)
-            if not each.left:
-                num_whole = count
-        self._hand_out(num_whole)
-        self._kind = kind
-
-    def _give(self, pending: _Pending, kind: PartKind, text: str) -> None:
-        if pending.text and pending.kind is not kind:
-            self._hand_out_one(pending)
-            pending.token, pending.text = None, ""
-        pending.kind = kind
-        pending.text += text
-
-    def _hand_out(self, count: int) -> None:
-        for _ in range(count):
-            self._hand_out_one(self._pending.popleft())
-
-    def _hand_out_one(self, pending: _Pending) -> None:
-        kind = pending.kind or self._kind
-        if pending.token is None and not pending.text:
-            return
-        token = pending.token
-        if token is not None:
-            text = token.text if kind is PartKind.CALL else pending.text
-            token = replace(token, text=text, kind=kind)
-        self._tell(kind, pending.text, token)
-
-    def _tell(
-        self, kind: PartKind, text: str, token: Token | None = None, call: CallHead | None = None
-    ) -> None:
-        """Add a piece, to the last chunk if it continues the same part."""
-        last = self._told[-1] if self._told else None
-        if last is None or last.kind is not kind or (call and (last.text or last.call)):
-            self._told.append(last := Chunk("", (), kind, call))
-        tokens = last.tokens if token is None else (*last.tokens, token)
-        self._told[-1] = Chunk(last.text + text, tokens, kind, last.call or call)
-
-
-def _has_text(token: Token | None) -> bool:
-    return token is not None and not token.ends

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Unpack
@@ -13,13 +12,7 @@ from edge_spec.core.recommended_sampling import NOTHING_STATED, RecommendedSampl
 from edge_spec.core.text_codec import TextCodec
 from edge_spec.errors import EdgeSpecError, UsageError
 from edge_spec.text.chat_template import ChatTemplate, PromptOptions, template_kwargs
-from edge_spec.text.control_tokens import (
-    ANSWER,
-    CONTROL_TEXT,
-    CONVERSATION,
-    FOLLOW_UP,
-    ControlTokens,
-)
+from edge_spec.text.control_tokens import CONTROL_TEXT, ControlTokens
 from edge_spec.text.infill import Infill
 from edge_spec.text.parts.answer_form import (
     SWITCHES,
@@ -29,7 +22,13 @@ from edge_spec.text.parts.answer_form import (
     thought_form,
 )
 from edge_spec.text.plain_messages import Message, Tools, plain_messages, with_ordered_results
-from edge_spec.text.template_traits import TemplateTraits, fitted, with_arguments
+from edge_spec.text.template_traits import (
+    ANSWER,
+    FOLLOW_UP,
+    TemplateTraits,
+    fitted,
+    with_arguments,
+)
 from edge_spec.text.token_pieces import TokenPieces
 
 if TYPE_CHECKING:
@@ -75,14 +74,13 @@ class OpenedTemplate:
         """ends: tokens that end or begin a text."""
         self.template = ChatTemplate(source, special_tokens=special_tokens)
         self.traits = TemplateTraits(self.template.render, codec.added_tokens)
-        self.control_tokens = ControlTokens(codec, self.template, ends)
+        self.control_tokens = ControlTokens(codec, self.template, self.traits, ends)
         self._codec = codec
 
     @cached_property
     def thought(self) -> ThoughtForm | None:
         """How the model marks thoughts; None if it has none."""
-        template = self.template
-        return thought_form(template.source, template.render, self._codec.added_tokens())
+        return thought_form(self.template.source, self.traits.shown, self._codec.added_tokens())
 
     def render(self, messages: Sequence[Message], tools: Tools, options: PromptOptions) -> str:
         try:
@@ -228,6 +226,12 @@ class ChatFormat:
         """The control tokens of conversations without tools. Raises like `template`."""
         return self._without_tools.control_tokens
 
+    @property
+    def conversation(self) -> str:
+        """A prompt with a question, `ANSWER` and `FOLLOW_UP`; "" if the template refuses. Raises
+        like `template`."""
+        return self._without_tools.traits.conversation
+
     @cached_property
     def pieces(self) -> TokenPieces:
         return TokenPieces(self.tokenizer)
@@ -297,13 +301,12 @@ def with_every_end(text: ChatFormat, vocab_size: int) -> ChatFormat:
 def _turn_end(text: ChatFormat) -> int | None:
     """Return the control token that the template writes after an answer; None without one, if it
     also begins a message, or if the template refuses."""
-    if text.chat_template is None:
+    try:
+        before, _, after = text.conversation.partition(ANSWER)
+    except EdgeSpecError:
         return None
-    with suppress(EdgeSpecError):
-        before, _, after = text.template().render(CONVERSATION).partition(ANSWER)
-        turn_end = _first_control(text, after.partition(FOLLOW_UP)[0])
-        return None if turn_end == _first_control(text, before) else turn_end
-    return None
+    turn_end = _first_control(text, after.partition(FOLLOW_UP)[0])
+    return None if turn_end == _first_control(text, before) else turn_end
 
 
 def _first_control(text: ChatFormat, rendered: str) -> int | None:

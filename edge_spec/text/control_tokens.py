@@ -15,10 +15,10 @@ from functools import cached_property
 from typing import Any
 
 from edge_spec.core.text_codec import TextCodec
-from edge_spec.errors import EdgeSpecError
 from edge_spec.text.chat_template import ChatTemplate
 from edge_spec.text.given_encoding import fresh_characters, occurrences, pattern_of, touches
-from edge_spec.text.plain_messages import ROLES, Message
+from edge_spec.text.plain_messages import ROLES
+from edge_spec.text.template_traits import FOLLOW_UP, TemplateTraits
 
 # Control tokens whether or not the tokenizer marks them as special.
 CONTROL_TEXT = re.compile(r"<[|\uff5c].*[|\uff5c]>")
@@ -28,12 +28,6 @@ _STRUCTURE = re.compile(r"think|thought|reason|tool|function")  # in the name of
 _SPEAKERS = ("system", "assistant")  # whose text may contain tags
 _SYMBOL = r"[^\w\s\"'\\]"  # quotes stay, since templates escape them
 _LONGEST = 100  # characters of a template literal
-ANSWER, FOLLOW_UP = "First answer.", "Second question."
-CONVERSATION: Sequence[Message] = (
-    {"role": "user", "content": "First question."},
-    {"role": "assistant", "content": ANSWER},
-    {"role": "user", "content": FOLLOW_UP},
-)
 _SIGN = "\u263a"  # precedes a text, so that the tokenizer adds no space to it
 Render = Callable[..., str]  # called with messages first
 
@@ -48,18 +42,22 @@ class ControlTokens:
     spaces, are always text.
     """
 
-    def __init__(self, codec: TextCodec, template: ChatTemplate, ends: Collection[int]) -> None:
+    def __init__(
+        self,
+        codec: TextCodec,
+        template: ChatTemplate,
+        traits: TemplateTraits,
+        ends: Collection[int],
+    ) -> None:
         """ends: tokens that end or begin a text."""
         self._codec = codec
         self._template = template
+        self._traits = traits
         self._ends = ends
 
-    @cached_property
+    @property
     def _around(self) -> str:
-        try:
-            return self._template.render(CONVERSATION).partition(FOLLOW_UP)[0]
-        except EdgeSpecError:
-            return ""
+        return self._traits.conversation.partition(FOLLOW_UP)[0]
 
     @cached_property
     def control(self) -> frozenset[str]:

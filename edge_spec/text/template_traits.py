@@ -22,6 +22,14 @@ if TYPE_CHECKING:
     from edge_spec.text.tools.detection import NativeTools
 
 
+ANSWER, FOLLOW_UP = "First answer.", "Second question."
+_CONVERSATION: Sequence[Message] = (
+    {"role": "user", "content": "First question."},
+    {"role": "assistant", "content": ANSWER},
+    {"role": "user", "content": FOLLOW_UP},
+)
+
+
 class TemplateTraits:
     """Traits of one template, found on first use. Any thread may ask."""
 
@@ -53,10 +61,15 @@ class TemplateTraits:
             if not calls:
                 words.append(probe["content"])
             probes.append(probe)
-        text = self._shown(probes)
+        text = self.shown(probes)
         return all(word in text for word in words)
 
-    def _shown(self, messages: Sequence[Message], tools: Tools = (), **options: Any) -> str:
+    @cached_property
+    def conversation(self) -> str:
+        """A prompt with a question, `ANSWER` and `FOLLOW_UP`; "" if the template refuses."""
+        return self.shown(_CONVERSATION)
+
+    def shown(self, messages: Sequence[Message], tools: Tools = (), **options: Any) -> str:
         """Return the prompt; "" if the template refuses."""
         try:
             return self._render(messages, tools, **options)
@@ -68,7 +81,7 @@ class TemplateTraits:
         """None if the template shows no calls and describes no known format."""
         from edge_spec.text.tools.detection import native_tools
 
-        return native_tools(self._shown, self._tokens)
+        return native_tools(self.shown, self._tokens)
 
 
 def _probe_call(call: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, cast
 
-from edge_spec.errors import EdgeSpecError, UsageError
+from edge_spec.errors import UsageError
 from edge_spec.text.parts.part import (
     EndedError,
     PartKind,
@@ -167,8 +167,8 @@ class AnswerReader(PartReader):
                 self._add_thought(len(self._held))
                 raise
         self._add_thought(len(self._held.partition(closing)[0].rstrip()))
-        self._add(PartKind.REASONING, "")
         self._held = self._held.lstrip().removeprefix(closing)
+        self._add(PartKind.REASONING, "")
 
     def _read_ending(self, thought: ThoughtForm) -> Steps[None]:
         closing, lead = thought.closing, thought.lead
@@ -206,7 +206,6 @@ class AnswerReader(PartReader):
             self._add(PartKind.REASONING, self._take(length))
 
 
-Render = Callable[..., str]  # makes a prompt; raises EdgeSpecError if the template refuses
 # "auto": as in the template; "off": no thought; else the maximum number of tokens.
 Reasoning = Literal["auto", "off"] | int
 _CLOSING = re.compile(
@@ -256,11 +255,13 @@ def thought_budget(reasoning: Reasoning | None) -> int | None:
     return reasoning
 
 
-def thought_form(source: str, render: Render, added: Collection[str]) -> ThoughtForm | None:
+def thought_form(
+    source: str, render: Callable[..., str], added: Collection[str]
+) -> ThoughtForm | None:
     """Return the thought tags of the template or vocabulary, and the template's text between
     thought and answer.
 
-    render: raises EdgeSpecError if the template refuses. added: texts of added tokens.
+    render: "" if the template refuses. added: texts of added tokens.
     """
     known = [each for each in TAGS if each[0] in source or each[1].strip() in source]
     known += [
@@ -270,11 +271,7 @@ def thought_form(source: str, render: Render, added: Collection[str]) -> Thought
         return None
     opening, ending = known[0]
     answer = {"role": "assistant", "content": _ANSWER, **dict.fromkeys(THOUGHTS, _THOUGHT)}
-    try:
-        messages = [{"role": "user", "content": "probe-user"}, answer]
-        text = render(messages, add_generation_prompt=False)
-    except EdgeSpecError:
-        text = ""
+    text = render([{"role": "user", "content": "probe-user"}, answer], add_generation_prompt=False)
     closing = next(iter(_TAG.findall(ending)))
     shown = text.partition(_THOUGHT)[2].partition(_ANSWER)[0]
     return ThoughtForm(opening, closing, shown if closing in shown else ending)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TypeVar
 
@@ -33,12 +33,14 @@ class Part:
     """The next piece of a part.
 
     text: for calls, of the arguments' JSON. If empty, the piece only says that what was just read,
-    such as a tag, belongs to this kind. call: set on the first piece of each call.
+    such as a tag, belongs to this kind. call: set on the first piece of each call. end: of the
+    piece in the pushed answer; for calls, of what was read so far.
     """
 
     kind: PartKind
     text: str
     call: CallHead | None = None
+    end: int = field(default=0, compare=False)
 
 
 class EndedError(Exception):
@@ -56,6 +58,7 @@ class PartReader(ABC):
     def __init__(self) -> None:
         self.is_cut = False
         self._held = ""  # not read yet
+        self._num_pushed = 0
         self._has_ended = False
         self._parts: list[Part] = []
         self._steps = self._begun()
@@ -65,6 +68,7 @@ class PartReader(ABC):
         """Return the parts known so far. markup: the answer's next piece, special tokens spelled
         out. Text and thoughts are slices of the pushed answer."""
         self._held += markup
+        self._num_pushed += len(markup)
         next(self._steps, None)
         taken, self._parts = self._parts, []
         return taken
@@ -99,12 +103,22 @@ class PartReader(ABC):
         return place
 
     def _add(self, kind: PartKind, text: str, call: CallHead | None = None) -> None:
-        """Add a piece; merge it with the last one of the same part."""
+        """Add a piece that was just read; merge it with the last one if that is next to it."""
+        self._join(Part(kind, text, call, self._num_pushed - len(self._held)))
+
+    def _join(self, part: Part) -> None:
         last = self._parts[-1] if self._parts else None
-        if call is None and text and last and last.kind is kind and (last.text or last.call):
-            self._parts[-1] = Part(kind, last.text + text, last.call)
+        if (
+            last
+            and (last.text or last.call)
+            and part.text
+            and not part.call
+            and last.kind is part.kind
+            and (part.kind is PartKind.CALL or last.end == part.end - len(part.text))
+        ):
+            self._parts[-1] = replace(last, text=last.text + part.text, end=part.end)
         else:
-            self._parts.append(Part(kind, text, call))
+            self._parts.append(part)
 
 
 def after_space(text: str, place: int) -> int:

@@ -22,7 +22,6 @@ _NAMING = (
     *("$ref", "allOf", "anyOf", "const", "enum", "if", "oneOf"),
     *("additionalProperties", "patternProperties", "properties", "propertyNames"),
 )
-_MAX_STEPS = 20  # along a chain of references
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
 # Non-string words, in the spellings of JSON and Python, which models mix.
 _JSON = {"true": "true", "false": "false", "none": "null", "null": "null"}
@@ -95,14 +94,10 @@ class Members(NamedTuple):
 
 def members_of(schema: Any, definitions: Mapping[str, Any]) -> Members:
     """Return an object's members. A combined schema may allow any others."""
-    for _ in range(_MAX_STEPS):
-        keywords = schema.keys() - {"type", "$defs"} if isinstance(schema, Mapping) else ()
-        if keywords == {"$ref"}:
-            schema = definitions.get(str(schema["$ref"]).rpartition("/")[2], True)
-        elif keywords == {"allOf"} and len(schema["allOf"]) == 1:
-            schema = schema["allOf"][0]
-        else:
-            break
+    if isinstance(schema, Mapping):
+        keywords = {key: each for key, each in schema.items() if key not in ("type", "$defs")}
+        found = list(choices_of(keywords, definitions))
+        schema = found[0] if len(found) == 1 else schema
     if not isinstance(schema, Mapping):
         return Members({}, set(), schema)
     # With patterned names, only the listed ones are allowed.

@@ -112,12 +112,6 @@ class CallFormat:
         return [each for each in dict.fromkeys((self.opening, inner)) if each.strip()]
 
     @property
-    def inner_marker(self) -> str:
-        """In a keyed format, what begins a call without its outer tag."""
-        inner = self.openings[-1] if self.openings else ""
-        return inner if self.keyed is not None and inner != self.opening else ""
-
-    @property
     def markers(self) -> tuple[str, ...]:
         return (self.marker,) if self.marker else ()
 

@@ -241,7 +241,7 @@ class HarmonyReader(CallSteps):
             try:
                 yield from self._more()
             except EndedError:  # too short for a header
-                self._add_text(self._held if held else "")
+                self._show(len(self._held) if held else 0)
                 raise
 
     def _read_header(self) -> Steps[PartKind]:

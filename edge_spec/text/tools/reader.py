@@ -6,48 +6,60 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import cast
+from typing import Any, cast
 
 from edge_spec.text.parts.answer_form import AnswerForm, AnswerReader
-from edge_spec.text.parts.part import CallHead, EndedError, PartKind, Steps, first_of
+from edge_spec.text.parts.part import CallHead, EndedError, Part, PartKind, Steps, first_of
 from edge_spec.text.tools.arguments import ANY, TEXT, Keyed, argument_types, as_json
 from edge_spec.text.tools.call_format import ID, INDEX, NAME, TAG, CallFormat, marker_of, new_id
 
+LATER_ID, WORD, KEY, VARIABLE = "$LATER_ID", "$WORD", "$KEY", "$VARIABLE"
 _SLOTS = {
     NAME: r"[a-zA-Z0-9_.-]{1,128}+",
-    ID: r"[a-zA-Z0-9_.:/-]{1,128}+",
+    **dict.fromkeys((ID, LATER_ID, WORD), r"[a-zA-Z0-9_.:/-]{1,128}+"),
     INDEX: r"[0-9]{1,9}+",
+    KEY: r"""[^<>"']{1,128}+""",
+    VARIABLE: r"""[^<>"'=:)}\]]{1,128}+""",
 }
-_SPACE, _OR_END = r"\s{0,200}+", r"|\Z"
+_SPACE = r"\s{0,200}+"
 _CLOSING = {"[": "]", "{": "}", "(": ")"}
 Types = Mapping[str | None, frozenset[str]]
 
 
-# What a call begins with: literals, placeholders, and tuples of alternative texts.
-Head = Sequence[str | tuple[str, ...]]
+# What a call begins with: literals, placeholders, tuples of alternative texts, and what may be
+# missing.
+Head = Sequence[Any]
+
+
+class _Maybe(tuple[Any, ...]):
+    """Pieces of a head that may be missing."""
 
 
 @lru_cache(maxsize=1024)
-def _patterns(head: Head) -> tuple[re.Pattern[str], re.Pattern[str]]:
+def _patterns(head: tuple[Any, ...]) -> tuple[re.Pattern[str], re.Pattern[str]]:
     """Return two patterns, with any spacing: of a head, and of a text that may still become one."""
+    return re.compile(_pattern(head, "")), re.compile(_pattern(head, r"|\Z"))
 
-    def any_of(texts: Sequence[str], end: str) -> str:
-        spelled = (
-            "".join(f"{_SPACE}(?:{re.escape(each)}{end})" for each in text if not each.isspace())
-            for text in texts
-        )
-        return f"(?:{'|'.join(spelled)})"
 
-    whole = begun = ""
+def _pattern(head: Head, end: str) -> str:
+    """end: what each sign may be in place of itself."""
+
+    def spelled(text: str) -> str:
+        signs = [re.escape(sign) for sign in text if not sign.isspace()]
+        return "".join(f"{_SPACE}(?:{sign}{end})" for sign in signs)
+
+    pattern = ""
     for piece in head:
-        if isinstance(piece, str) and piece in _SLOTS:
-            whole += rf"{_SPACE}(?P<{piece[1:]}>{_SLOTS[piece]})"
-            begun += rf"{_SPACE}(?:{_SLOTS[piece]}|\Z)"
-            continue
-        texts = (piece,) if isinstance(piece, str) else piece
-        whole += any_of(texts, "")
-        begun += any_of(texts, _OR_END)
-    return re.compile(whole), re.compile(begun)
+        if isinstance(piece, _Maybe):
+            pattern += f"(?:{_pattern(piece, end)})?"
+        elif isinstance(piece, tuple):
+            pattern += f"(?:{'|'.join(map(spelled, piece))})"
+        elif piece in _SLOTS:
+            group = "?:" if piece == WORD else f"?P<{piece[1:]}>"
+            pattern += f"{_SPACE}(?:({group}{_SLOTS[piece]}){end})"
+        else:
+            pattern += spelled(piece)
+    return pattern
 
 
 class CallSteps(AnswerReader):
@@ -56,22 +68,30 @@ class CallSteps(AnswerReader):
     def __init__(self, answer: AnswerForm) -> None:
         self._num_calls = 0
         self._ids: set[str] = set()
-        self._gap: str | None = None  # whitespace since the last call; None: text followed it
+        self._gap: list[Part] | None = None  # whitespace since the last call; None: text followed
         super().__init__(answer)
 
-    def _add_text(self, text: str) -> None:
-        if self._gap is not None:
-            text = self._gap + text
-            self._gap = None if text.strip() else text
-        if self._gap is None and text:
-            self._add(PartKind.TEXT, text)
+    def _show(self, length: int) -> None:
+        if length:
+            self._add(PartKind.TEXT, self._take(length))
+
+    def _join(self, part: Part) -> None:
+        if part.kind is PartKind.TEXT and self._gap is not None:
+            self._gap.append(part)
+            if part.text.isspace():
+                return
+            gap, self._gap = self._gap, None
+            for each in gap:
+                super()._join(each)
+        else:
+            super()._join(part)
 
     def _begin_call(self, name: str, id: str | None = None) -> None:
         """id: as written; replaced if the answer used it before."""
         if not id or id in self._ids:
             id = new_id()
         self._ids.add(id)
-        self._gap = ""
+        self._gap = []
         self._add(PartKind.CALL, "", CallHead(self._num_calls, id, name))
         self._num_calls += 1
 
@@ -141,9 +161,18 @@ _ENDS = [f"</{name}>" for name in _NAMES]
 _LEFT = ("}", "]", ",", ";", ")")  # surplus signs after a call
 _FENCES = (_FENCE, f"{_FENCE}json", f"{_FENCE}xml")
 _STARTS = (_FENCE, *_TAGS, "\n{", "\n[{")
-# Models trained on several formats mix their keys.
-_NAME_KEYS, _ARGUMENTS_KEYS = ("name", "tool_name"), ("arguments", "parameters")
-_KEYS = (*_NAME_KEYS, "type")  # before the arguments of untagged calls
+# A call as a JSON object. Models trained on several formats mix their keys, and some templates show
+# doubled braces.
+_QUOTE, _QUOTES = ("", '"'), ("", '"', "'")
+_OBJECT = (
+    ("{", "[{", "{{", "[{{"),
+    _Maybe(('"type":"', WORD, '",')),
+    _Maybe(('"tool_call_id":', _QUOTE, WORD, _QUOTE, ",")),
+    _Maybe(('"id":', _QUOTE, ID, _QUOTE, ",")),
+    *('"', ("name", "tool_name"), '":"', NAME, '"'),
+    _Maybe((',"id":', _QUOTE, LATER_ID, _QUOTE)),
+)
+_ARGUMENTS = (',"', ("arguments", "parameters"), '":')
 
 
 class CallReader(CallSteps):
@@ -180,9 +209,6 @@ class CallReader(CallSteps):
             self.is_cut = self._within is PartKind.CALL
             if self._within is PartKind.TEXT:
                 self._show(len(self._held))
-
-    def _show(self, length: int) -> None:
-        self._add_text(self._take(length))
 
     def _begin(self, *, is_sure: bool = True) -> None:
         """Enter a call; if it is cut, it is not shown as text."""
@@ -243,7 +269,8 @@ class CallReader(CallSteps):
         form = self._form
         for opening in openings:
             self._begin(is_sure=not form.is_bare)
-            is_known = form.is_bare or opening == form.inner_marker
+            is_inner = form.keyed is not None and opening != form.opening
+            is_known = form.is_bare or is_inner
             if (yield from self._read_call(opening, is_known=is_known)):
                 yield from self._read_more_calls()
                 return True
@@ -256,7 +283,7 @@ class CallReader(CallSteps):
         """Return False without a call. is_known: only of known functions. If only the name marks a
         call, an argument must follow, or the call's end if the function is known."""
         form, keyed = self._form, self._form.keyed
-        if form.is_object:
+        if form.is_named:
             return (yield from self._read_object([opening]))
         is_open = keyed is not None and not form.after_name.strip()
         ends = ["{"] if keyed is None else [""]
@@ -281,85 +308,33 @@ class CallReader(CallSteps):
         return True
 
     def _read_object(self, *openings: Head, is_known: bool = False) -> Steps[bool]:
-        """Read a JSON object as a call, its members in any order. is_known: only a known function
-        with arguments right after the name; other JSON becomes text as early as possible."""
-        start = yield from self._find_object(openings, is_known=is_known)
-        if start is None:
-            return False
-        place = start + 1
-        name: str | None = None
-        id: str | None = None
-        arguments = ""
-        while True:
-            member = yield from self._find_member(place)
-            if member is None:
-                return False
-            key, place = member
-            sign = self._held[place]  # of the value; functions may be called as a key is
-            if not self._form.is_named and (key not in _KEYS or sign == "{"):
-                name, key = key, _ARGUMENTS_KEYS[0]
-                if not re.fullmatch(_SLOTS[NAME], name):
-                    return False
-            if is_known and key not in (_ARGUMENTS_KEYS if name else _KEYS):
-                return False
-            if name and key in _ARGUMENTS_KEYS:
-                self._take(place)
-                yield from self._read_value(name, id)
-                yield from self._read_object_end()
-                return True
-            if is_known and sign != '"':
-                return False
-            end, missing = yield from self._value_end(place)
-            text = self._held[place:end] + missing
-            value = _loaded(text)
-            if key in _NAME_KEYS:
-                name = value.strip() if isinstance(value, str) else ""
-                if not re.fullmatch(_SLOTS[NAME], name):
-                    return False
-                if is_known and self._tools and name not in self._tools:
-                    return False
-                self._begin()
-            elif key in _ARGUMENTS_KEYS:
-                arguments = text
-            elif key == "id" and isinstance(value, str):
-                id = value
-            place = yield from self._after_space(end)
-            if self._held[place] != ",":
-                break
-            place += 1
-        # A tag may follow instead of the closing brace.
-        is_whole = self._held[place] in "}<" and _loaded(self._held[start:place] + "}") is not None
-        if name is None or is_known or not is_whole:
-            return False
-        self._take(place + (self._held[place] == "}"))
-        self._begin_call(name, id)
-        self._add_arguments(_as_object(arguments))
-        return True
-
-    def _find_object(self, openings: Sequence[Head], *, is_known: bool) -> Steps[int | None]:
-        """Return the position of the object's brace after one of the openings; None without it."""
+        """Read a JSON object as a call. is_known: only a known function with arguments; other JSON
+        becomes text as early as possible."""
         if not is_known:
             if (yield from self._find(*openings)) is None:
-                return None
+                return False
             self._begin()
-        found = yield from self._find(*([*each, ("{", "[{")] for each in openings))
+        heads = [[*opening, *_OBJECT] for opening in openings]
+        found = yield from self._find(*heads)
+        if found is None or (is_known and self._tools and found["NAME"] not in self._tools):
+            return False
+        self._begin()
+        ends = [[*head, *_ARGUMENTS] for head in heads]
+        ends += [] if is_known else [[*head, ("}", "<")] for head in heads]
+        found = yield from self._find(*ends)
         if found is None:
-            return None
-        place = yield from self._after_space(found.end())
-        # Some templates show doubled braces.
-        return place if self._held[place] == "{" else found.end() - 1
-
-    def _find_member(self, place: int) -> Steps[tuple[str, int] | None]:
-        """Return a member's key and the position of its value; None for anything else."""
-        place = yield from self._after_space(place)
-        if self._held[place] != '"':
-            return None
-        end, _ = yield from self._value_end(place)
-        key = self._held[place + 1 : end - 1].strip()
-        place = yield from self._after_space(end)
-        if self._held[place] != ":":
-            return None
-        return key, (yield from self._after_space(place + 1))
+            return False
+        name, id = found["NAME"], found["ID"] or found["LATER_ID"]
+        end = found.end()
+        if found[0].endswith(":"):
+            self._take((yield from self._after_space(end)))
+            yield from self._read_value(name, id)
+            yield from self._read_object_end()
+        else:  # a tag may follow instead of the closing brace
+            self._take(end - found[0].endswith("<"))
+            self._begin_call(name, id)
+            self._add_arguments("{}")
+        return True
 
     def _read_object_end(self) -> Steps[None]:
         """Drop the rest of an object after its arguments."""
@@ -397,7 +372,7 @@ class CallReader(CallSteps):
             if left:
                 self._take(place + left)
                 continue
-            if not form.is_object or self._held[place] != "{":
+            if not form.is_named or self._held[place] != "{":
                 return
             self._begin()
             if not (yield from self._read_object([], is_known=is_untagged or form.is_bare)):
@@ -421,10 +396,7 @@ class CallReader(CallSteps):
 
     def _read_arguments(self, types: Types) -> Steps[None]:
         keyed, names = self._keyed, set[str]()
-        while (yield from self._goes_on(is_first=not names)):
-            key = yield from self._read_key()
-            if key is None:
-                continue
+        while (key := (yield from self._read_key(is_first=not names))) is not None:
             allowed = types.get(key) or types.get(None) or (ANY if keyed.quote else TEXT)
             is_new = key not in names
             if is_new:
@@ -440,47 +412,36 @@ class CallReader(CallSteps):
                 yield from self._read_bare(allowed, tell)
         self._add_arguments("}" if names else "{}")
 
-    def _goes_on(self, *, is_first: bool) -> Steps[bool]:
-        comma = self._keyed.comma.strip()
+    def _read_key(self, *, is_first: bool) -> Steps[str | None]:
+        """Return the name of the next argument, and drop what surrounds it; None after the last."""
+        keyed, comma = self._keyed, self._keyed.comma.strip()
+        key = VARIABLE if keyed.quote else KEY
+        colon, space = keyed.colon, keyed.colon[len(keyed.colon.rstrip()) :]
+        # A model may leave out the second of two tags.
+        colons = (colon, next(iter(TAG.findall(colon)), colon.strip()[0]))
+        ends = self._ends
         while True:
             self._take((yield from self._after_space()))
             if comma and not is_first and self._held.startswith(comma):
                 self._take(len(comma))
                 self._take((yield from self._after_space()))
-            if self._held.startswith(self._ends):
-                return False
-            if any(each.startswith(self._held) for each in self._ends):
+            if self._held.startswith(ends):
+                return None
+            if any(each.startswith(self._held) for each in ends):
                 yield from self._more()
                 continue
-            opening = yield from self._find([self._keyed.opening])
-            if opening is not None:
-                self._take(opening.end())
-                return True
+            for each in colons:
+                found = yield from self._find([keyed.opening, _QUOTES, key, _QUOTES, each])
+                if found is None:
+                    continue
+                self._take(found.end())
+                if space and not keyed.quote:
+                    while not self._held:
+                        yield from self._more()
+                    self._take(len(space) if self._held.startswith(space) else 0)
+                return found[1].strip()
             self._take(1)  # nothing else belongs between arguments
-
-    def _read_key(self) -> Steps[str | None]:
-        colon, ending, mark = self._keyed.colon, self._ends[0], ""
-        sign = colon.strip()[0]
-        marks = (sign,) if ending.startswith(sign) else (sign, ending)
-        while not mark:
-            place, mark = first_of(marks, self._held)
-            if not mark:
-                yield from self._more()
-        key = self._take(place).strip().strip("\"'")
-        # A model may leave out the second of two tags.
-        heads = ([colon], TAG.findall(colon)[:1] or [sign]) if mark == sign else ()
-        for head in heads:
-            if found := (yield from self._find(head)):
-                break
-        else:
-            return None
-        self._take(found.end())
-        space = colon[len(colon.rstrip()) :]
-        if space and not self._keyed.quote:
-            while not self._held:
-                yield from self._more()
-            self._take(len(space) if self._held.startswith(space) else 0)
-        return key
+            ends = ends[:1] if keyed.quote else ends  # other brackets may be of a value
 
     def _read_bare(self, types: frozenset[str], tell: Callable[[str], None]) -> Steps[None]:
         closing = self._keyed.closing.rstrip()

@@ -72,6 +72,7 @@ def written(
         ("<think>so</think> </thin", AnswerForm(THINK), "so", "</thin"),
         (f"{AIM}so<|end|><|start|>assistant{SAY}Yes.<eos>", CHANNELS, "so", "Yes."),
         (f"{AIM}so<|end|>Yes.<eos>", CHANNELS, "so", "Yes."),
+        (f"{AIM}<<c><|end|>Yes <<b>.<eos>", CHANNELS, "<<c>", "Yes <<b>."),
         (f"{AIM}so<|end|><|start|>assistant<|ch", CHANNELS, "so", ""),
         (f"{SAY}Yes.<eos>", CHANNELS, "", "Yes."),
         (f"so<|end|>{SAY}Yes.<eos>", replace(CHANNELS, is_opened=True), "so", "Yes."),
@@ -91,6 +92,12 @@ def test_a_thought_is_told_from_the_text(
     for kind, whole in ((PartKind.REASONING, reasoning), (PartKind.TEXT, text)):
         assert "".join(chunk.text for chunk in chunks if chunk.kind is kind) == whole
         assert "".join(token.text for token in result.tokens if token.kind is kind) == whole
+
+
+def test_each_token_has_the_text_that_it_wrote() -> None:
+    result, _ = written(f"{AIM}<<c><|end|>{SAY}Yes <<b>.", CHANNELS)
+    assert (result.reasoning, result.text) == ("<<c>", "Yes <<b>.")
+    assert {token.text for token in result.tokens} <= {"", *"<c>Yes b."}
 
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'

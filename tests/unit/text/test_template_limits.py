@@ -7,7 +7,6 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
 
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -107,22 +106,6 @@ print(calls.count("call"))
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
     )
     assert run.stdout == "1\n"
-
-
-def test_what_prompts_format_is_no_large_value() -> None:
-    source = (
-        "{{ '%-9s|%5.2f' % ('ab', 2.5) }}|{{ '{:>9}|{:.2f}'.format('ab', 2.5) }}|{{ '%d%%' % 7 }}"
-    )
-    assert ChatTemplate(source).render(USER) == "ab       | 2.50|       ab|2.50|7%"
-
-
-def test_what_tools_nest_is_rendered() -> None:
-    nested: dict[str, Any] = {"type": "string"}
-    for _ in range(30):
-        nested = {"type": "object", "properties": {"a": nested}}
-    assert '"string"' in ChatTemplate("{% if tools %}{{ tools | tojson }}{% endif %}").render(
-        USER, [nested]
-    )
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import tokenizers
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers
 
@@ -28,24 +28,6 @@ def test_stream_pieces_join_to_the_text(byte_tokenizer: Tokenizer, text: str) ->
     assert "".join(pieces) == text
     if not text.endswith("\ufffd"):
         assert pieces[-1] == ""
-
-
-# Weighted towards bytes of characters of several bytes, valid and not.
-ids_lists = st.lists(
-    st.one_of(
-        st.sampled_from([0x61, 0xC3, 0xA9, 0xE2, 0x82, 0xAC, 0xF0, 0x9F, 0x98, 0x80, 0xFF]),
-        st.integers(0, 259),
-    ),
-    max_size=25,
-)
-
-
-@settings(max_examples=500)
-@given(ids=ids_lists)
-def test_any_tokens_stream_to_what_they_decode_to(
-    byte_tokenizer: Tokenizer, ids: list[int]
-) -> None:
-    assert "".join(streamed(byte_tokenizer, ids)) == byte_tokenizer.decode(ids)
 
 
 def test_a_character_appears_with_its_last_token(byte_tokenizer: Tokenizer) -> None:
@@ -149,7 +131,6 @@ def test_only_what_may_begin_a_stop_string_is_held_back(
 # --- stop strings that name special tokens ------------------------------------------------------
 
 # What comes: text, and special tokens in angle brackets, which are no part of the text.
-TRAIN = st.lists(st.sampled_from(["a", "b", "ab", "ba", "<x>", "<y>"]), max_size=12)
 
 
 def cut_train(stops: list[str], train: list[str]) -> tuple[str, bool]:
@@ -179,23 +160,3 @@ def test_a_stop_string_may_name_special_tokens(
     stops: list[str], train: list[str], expected: tuple[str, bool]
 ) -> None:
     assert cut_train(stops, train) == expected
-
-
-@given(TRAIN, st.lists(st.sampled_from(["a<x>", "<x>", "<y>"]), max_size=3))
-def test_the_text_ends_before_the_named_token_and_holds_no_name(
-    train: list[str], stops: list[str]
-) -> None:
-    whole, shown, is_ended = "", "", False
-    for each in train:
-        ended = [
-            stop
-            for stop in stops
-            if each[0] == "<" and stop.endswith(each) and whole.endswith(stop.removesuffix(each))
-        ]
-        if ended:
-            longest = max(len(stop.removesuffix(each)) for stop in ended)
-            whole, is_ended = whole[: len(whole) - longest], True
-            break
-        whole += each if each[0] != "<" else ""
-    shown = whole
-    assert cut_train(stops, train) == (shown, is_ended)

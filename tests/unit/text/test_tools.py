@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from edge_spec.text.plain_messages import plain_messages
 from edge_spec.text.template_traits import TemplateTraits, fitted
 from edge_spec.text.tokenizer import Tokenizer
 from edge_spec.text.tools.call_format import CallFormat
-from edge_spec.text.tools.formats import FORMATS, GENERIC, described
+from edge_spec.text.tools.formats import FORMATS, GENERIC
 from fixtures import form_walks
 
 EOS, VOCAB = 258, 260  # of the byte tokenizer
@@ -139,12 +138,6 @@ def test_calls_and_results_are_in_every_prompt(source: str, num_calls: int) -> N
     assert '"name": "f"' in text and "#/$defs/digit" in text
 
 
-def test_calls_are_in_the_generic_form_where_the_template_adds_arguments_to_text() -> None:
-    source = TAGGED.replace("call.function.arguments | tojson", "call.function.arguments + ''")
-    calls = {"role": "assistant", "content": None, "tool_calls": [CALL]}
-    assert TAGGED_CALL in rendered(source, [USER, calls], [F])
-
-
 @pytest.mark.parametrize(
     ("arguments", "given", "written"),
     [
@@ -168,12 +161,6 @@ def test_arguments_are_of_the_kind_that_the_template_takes(
     call = {"function": {"name": "f", "arguments": given}}
     message = {"role": "assistant", "content": "", "tool_calls": [call]}
     assert f'"arguments": {written}}}' in rendered(source, [USER, message], [F])
-
-
-def test_arguments_are_an_object_where_calls_become_text() -> None:
-    call = {"function": {"name": "f", "arguments": '{"n": 3}'}}
-    message = {"role": "assistant", "content": "", "tool_calls": [call]}
-    assert TAGGED_CALL in rendered(PLAIN, [USER, message], [F])
 
 
 @pytest.mark.parametrize("content", ["", None])
@@ -248,19 +235,6 @@ def test_an_answer_is_held_to_its_calls(
     grammar = form.grammar([F, G], **options)
     for text in fits + not_fits:
         assert form_walks.fits(grammar, text) == (text in fits), text
-
-
-def test_a_keyword_that_grammars_do_not_know_is_passed_over() -> None:
-    parameters = {"properties": {"a": {"type": "string", "format": "of-mine"}}}
-    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
-    grammar = GENERIC.grammar([tool], required=True, several=False)
-    text = '<tool_call>\n{"name": "f", "arguments": {"a": "x"}}\n</tool_call>'
-    assert form_walks.fits(grammar, text)
-
-
-def test_a_description_has_every_tool() -> None:
-    text = described([F, G])
-    assert json.dumps(F["function"]) in text and '{"name": "g"}' in text
 
 
 @pytest.mark.parametrize("required", [True, False])

@@ -368,94 +368,83 @@ LITERALS = [
 ]
 
 
+OBJECTS = [
+    ("{x:[1,2,],z:None}", {"x": [1, 2], "z": None}),
+    ("{x:'y'}", {"x": "y"}),
+    ("{x:'true',y:True}", {"x": "true", "y": True}),
+    ("""{x:<|"|>don't 'a'<|"|>,y:'it',z:it}""", {"x": "don't 'a'", "y": "it", "z": "it"}),
+]
+
+
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize(("written", "meant"), LITERALS)
-def test_python_arguments_are_read(written: str, meant: Any) -> None:
-    text = f"<|tool_call_start|>[weather({written})]<|tool_call_end|>"
-    for cuts in ([], list(range(len(text)))):
-        assert read_values("lfm2", text, cuts) == [("weather", meant)]
-
-
 @pytest.mark.parametrize(
-    ("written", "meant"),
+    ("name", "text", "meant"),
     [
-        ("{x:[1,2,],z:None}", {"x": [1, 2], "z": None}),
-        ("{x:'y'}", {"x": "y"}),
-        ("{x:'true',y:True}", {"x": "true", "y": True}),
-        ("""{x:<|"|>don't 'a'<|"|>,y:'it',z:it}""", {"x": "don't 'a'", "y": "it", "z": "it"}),
+        *(("lfm2", f"<|tool_call_start|>[weather({w})]<|tool_call_end|>", m) for w, m in LITERALS),
+        *(
+            ("gemma-4", f"<|tool_call>call:weather{{place:{w}}}<tool_call|>", {"place": m})
+            for w, m in OBJECTS
+        ),
     ],
 )
-def test_objects_in_quotes_of_a_formats_own_are_read(written: str, meant: Any) -> None:
-    text = f"<|tool_call>call:weather{{place:{written}}}<tool_call|>"
+def test_arguments_in_quotes_of_python_or_of_a_formats_own_are_read(
+    name: str, text: str, meant: Any
+) -> None:
     for cuts in ([], list(range(len(text)))):
-        assert read_values("gemma-4", text, cuts) == [("weather", {"place": meant})]
+        assert read_values(name, text, cuts) == [("weather", meant)]
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "shown"),
-    [
-        ("qwen3-coder", "I call <tool_call> now", "I call <tool_call> now"),
-        ("qwen3-coder", "<function=nothing>\n</function>", "<function=nothing>\n</function>"),
-        ("qwen3-coder", "a < b <tool", "a < b <tool"),
-        ("glm-4.5", "<tool_call>is a tag", "<tool_call>is a tag"),
-        ("glm-4.5", "<tool_call>x</tool_call>", "<tool_call>x</tool_call>"),
-        ("llama-4", "<|python_start|>x", "<|python_start|>x"),
-        ("glm-4.5", "<arg_key>a</arg_key>", "<arg_key>a</arg_key>"),
-        ("minimax-m2", '<invoke name="other">', '<invoke name="other">'),
-        ("gemma-4", "<|tool_call>not: a call", "<|tool_call>not: a call"),
-        ("llama-4", "[1](link) and [weather]", "[1](link) and [weather]"),
-        ("llama-4", "[other(a=1)]", "[other(a=1)]"),
-        ("llama-4", "So: [weather(days=1)]", "So: [weather(days=1)]"),
-        ("llama-4", "[", "["),
-        ("lfm2", "[weather(days=1)]", "[weather(days=1)]"),
-    ],
-)
-def test_a_text_is_not_taken_for_a_call(name: str, text: str, shown: str) -> None:
-    for cuts in ([], list(range(len(text)))):
-        answer = read(FORMATS[name], text, cuts, TOOLS)
-        assert (answer.text, answer.calls, answer.is_cut) == (shown, [], False)
-
-
+TEXTS = [  # format, and a text that is no call
+    ("qwen3-coder", "I call <tool_call> now"),
+    ("qwen3-coder", "<function=nothing>\n</function>"),
+    ("qwen3-coder", "a < b <tool"),
+    ("glm-4.5", "<tool_call>is a tag"),
+    ("glm-4.5", "<tool_call>x</tool_call>"),
+    ("llama-4", "<|python_start|>x"),
+    ("glm-4.5", "<arg_key>a</arg_key>"),
+    ("minimax-m2", '<invoke name="other">'),
+    ("gemma-4", "<|tool_call>not: a call"),
+    ("llama-4", "[1](link) and [weather]"),
+    ("llama-4", "[other(a=1)]"),
+    ("llama-4", "So: [weather(days=1)]"),
+    ("llama-4", "["),
+    ("lfm2", "[weather(days=1)]"),
+]
 INVOKED = '<invoke name="weather">\n<parameter name="days">3</parameter>\n</invoke>'
-BROKEN = [  # form, text, text that is shown, arguments of the calls
-    ("qwen3-coder", f"Hi.\n\n{in_function_tag(('days', '3'))}", "Hi.\n\n", ['{"days": 3}']),
-    ("qwen3-coder", f"{in_function_tag(('days', '3'))}\n\nBye", "\n\nBye", ['{"days": 3}']),
-    (
-        "qwen3-coder",
-        "<function=weather>\n<parameter=days>\n3\n</parameter>\n</function>",
-        "",
-        ['{"days": 3}'],
-    ),
+THREE = [  # format and text of a call for three days
+    ("qwen3-coder", "<function=weather>\n<parameter=days>\n3\n</parameter>\n</function>"),
     (
         "qwen3-coder",
         "<tool_call><function=weather><parameter=days>3</parameter></function></tool_call>",
-        "",
-        ['{"days": 3}'],
     ),
+    (
+        "qwen3-coder",
+        "<tool_call>\n<function=weather>\n<parameter=days>\n3\n</function>\n</tool_call>",
+    ),
+    (
+        "qwen3-coder",
+        "<tool_call>\n<function=weather>\n<parameter=days>\n3\n</parameter>\n</tool_call>",
+    ),
+    ("qwen3-coder", f"{in_function_tag(('days', '3'), ('days', '4'))}"),
+    ("qwen3-coder", in_function_tag(("days", "3")).replace("<parameter", "so <parameter")),
+    ("minimax-m2", INVOKED),
+    ("glm-4.5", "<tool_call>weather<arg_key>days</arg_key>3</arg_value></tool_call>"),
+    (
+        "qwen3-coder",
+        in_function_tag(("days", "3")).replace("</function>", "</parameter></function>"),
+    ),
+    ("glm-4.5", "<tool_call>weather<arg_key>days</arg_key><arg_value>3</arg_value></tool_call>"),
+]
+BROKEN = [  # format, text, text that is shown, arguments of the calls
+    *((name, text, text, []) for name, text in TEXTS),
+    *((name, text, "", ['{"days": 3}']) for name, text in THREE),
+    ("qwen3-coder", f"Hi.\n\n{in_function_tag(('days', '3'))}", "Hi.\n\n", ['{"days": 3}']),
+    ("qwen3-coder", f"{in_function_tag(('days', '3'))}\n\nBye", "\n\nBye", ['{"days": 3}']),
     (
         "qwen3-coder",
         "<tool_call>\n<function=weather>\n<parameter=city>\nLima\n</function>\n</tool_call>",
         "",
         ['{"city": "Lima"}'],
-    ),
-    (
-        "qwen3-coder",
-        "<tool_call>\n<function=weather>\n<parameter=days>\n3\n</function>\n</tool_call>",
-        "",
-        ['{"days": 3}'],
-    ),
-    (
-        "qwen3-coder",
-        "<tool_call>\n<function=weather>\n<parameter=days>\n3\n</parameter>\n</tool_call>",
-        "",
-        ['{"days": 3}'],
-    ),
-    ("qwen3-coder", f"{in_function_tag(('days', '3'), ('days', '4'))}", "", ['{"days": 3}']),
-    (
-        "qwen3-coder",
-        in_function_tag(("days", "3")).replace("<parameter", "so <parameter"),
-        "",
-        ['{"days": 3}'],
     ),
     ("qwen3-coder", in_function_tag(name="other"), "", ["{}"]),
     (
@@ -464,33 +453,16 @@ BROKEN = [  # form, text, text that is shown, arguments of the calls
         "",
         ['{"days": 3}'] * 2,
     ),
-    ("minimax-m2", INVOKED, "", ['{"days": 3}']),
     (
         "minimax-m2",
         f"<minimax:tool_call>\n{INVOKED}\n</minimax:tool_call> Bye",
         " Bye",
         ['{"days": 3}'],
     ),
+    ("qwen3-coder", in_function_tag(("a[b]:c", "3")), "", ['{"a[b]:c": "3"}']),
+    ("lfm2", "<|tool_call_start|>[weather(days=3, }])]<|tool_call_end|>", "", ['{"days": 3}']),
     ("glm-4.5", "<tool_call>weather</tool_call>", "", ["{}"]),
-    (
-        "glm-4.5",
-        "<tool_call>weather<arg_key>days</arg_key>3</arg_value></tool_call>",
-        "",
-        ['{"days": 3}'],
-    ),
     ("qwen3-coder", in_function_tag(("days", "3")).replace("<", "  <"), "  ", ['{"days": 3}']),
-    (
-        "qwen3-coder",
-        in_function_tag(("days", "3")).replace("</function>", "</parameter></function>"),
-        "",
-        ['{"days": 3}'],
-    ),
-    (
-        "glm-4.5",
-        "<tool_call>weather<arg_key>days</arg_key><arg_value>3</arg_value></tool_call>",
-        "",
-        ['{"days": 3}'],
-    ),
     ("gemma-4", "<|tool_call>call:weather{}<tool_call|>", "", ["{}"]),
     (
         "gemma-4",
@@ -522,7 +494,7 @@ BROKEN = [  # form, text, text that is shown, arguments of the calls
 
 
 @pytest.mark.parametrize(("name", "text", "shown", "arguments"), BROKEN)
-def test_calls_that_are_spaced_otherwise_or_malformed_are_read(
+def test_calls_are_read_however_they_are_spaced_or_malformed_and_texts_are_none(
     name: str, text: str, shown: str, arguments: list[str]
 ) -> None:
     for cuts in ([], list(range(len(text)))):

@@ -36,9 +36,8 @@ pieces = given(cuts=st.lists(st.integers(0, 200), max_size=12))
         ('<tool_call>{"name": "f"}</tool_call>', "", [("f", "{}")]),
         ('<tool_call>{"name": "f", "arguments": null}</tool_call>', "", [("f", "{}")]),
         ('<tool_call>{"name":"f","arguments":{}}', "", [("f", "{}")]),
-        # members in another order, by other names, and further ones
+        # members of other names, and further ones
         (CALL.replace("arguments", "parameters"), "", [F]),
-        ('<tool_call>{"arguments": {"a": {}}, "name": "f"}</tool_call>', "", [("f", '{"a": {}}')]),
         ('<tool_call>{"id": 3, "name": "f", "arguments": {}, "x": [{}]}', "", [("f", "{}")]),
         (CALL.replace("}}", '}, "x": ["}"]}'), "", [F]),
         (r'<tool_call>{"name": "f", "arguments": "{\"a\": 1}"}', "", [("f", '{"a": 1}')]),
@@ -61,6 +60,8 @@ pieces = given(cuts=st.lists(st.integers(0, 200), max_size=12))
                 '{"name": "f", "arguments"": {"a": 1}}',
                 '{"name": "f", "\\arguments": {"a": 1}}',
                 '{"name": "f", }',
+                '{"name": "f", "argument": {"a": 1}}',
+                '{"arguments": {"a": 1}, "name": "f"}',
             )
         ),
         ("a < b <tool", "a < b <tool", []),
@@ -223,7 +224,7 @@ def test_calls_are_counted_and_told_apart() -> None:
 
 def test_a_call_has_the_id_that_the_model_writes_before_its_arguments() -> None:
     id, name, arguments = '"id": "abcdefgh1"', '"name": "f"', '"arguments": {"a": 1}'
-    for members in ((id, name, arguments), (id, arguments, name), (name, id, arguments)):
+    for members in ((id, name, arguments), (name, id, arguments)):
         call = f"{{{', '.join(members)}}}"
         answer = read(FORMATS["mistral-v3"], f"[TOOL_CALLS] [{call}]", [])
         assert (answer.calls, answer.ids) == ([("f", '{"a": 1}')], ["abcdefgh1"]), call
