@@ -44,15 +44,16 @@ def probe(runtime: str, model: str, num_tokens: int) -> dict[str, Any]:
             "context_length": CONTEXT,
             "lossless": mode,
         }
-        with open_engine(model, drafter="none", **options) as engine:
+        with open_engine(model, **options) as engine:
             rows = engine.parts.batch_invariance
             found |= {
                 "widths": rows.invariant_widths,
                 "noise": rows.tie_margin,
                 "branches_agree": rows.branch_invariant,
             }
+            engine.set_drafter("none")
             plain = [_tokens(engine, prompt, num_tokens) for prompt in PROMPTS]
-        with open_engine(model, **options) as engine:
+            engine.set_drafter("auto")
             found["modes"][mode] = _compare(engine, plain, num_tokens)
     return found
 

@@ -65,17 +65,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(directory.cleanup)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The first file converts the demo model, which takes most of a minute. What needs no model
-    comes next, or other workers would wait for it."""
-    order = ("tests/e2e/test_cli.py", "tests/unit/core/")
-
-    def rank(item: pytest.Item) -> int:
-        return next((i for i, each in enumerate(order) if item.nodeid.startswith(each)), len(order))
-
-    items.sort(key=rank)
-
-
 def _tell_sudden_ends(config: pytest.Config) -> None:
     """What ends this process at once, as a library does that cannot go on, says where: what it
     prints before is captured, and would be lost."""

@@ -6,13 +6,13 @@ import hashlib
 import os
 from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, distribution, entry_points, version
+from importlib.metadata import PackageNotFoundError, distribution, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.entry_points import load_plugin
+from edge_spec.core.entry_points import installed, load_plugin
 from edge_spec.core.export import Exporter, LayerStream, Observe, ReadingExporter, StreamsLayers
 from edge_spec.core.model import Runtime
 from edge_spec.core.model_info import Checkpoint, ModelInfo, TensorRows
@@ -92,8 +92,8 @@ def installed_runtimes() -> list[str]:
 def library_version(runtime: str) -> str:
     """Return a library's version, or that of an unknown runtime's package; "" if not installed."""
     if runtime not in LIBRARIES:
-        found = entry_points(group="edge_spec.runtimes", name=runtime)
-        return next((point.dist.version for point in found if point.dist is not None), "")
+        point = installed("runtimes").get(runtime)
+        return point.dist.version if point is not None and point.dist is not None else ""
     for name in LIBRARIES[runtime]:
         try:
             return version(name)

@@ -63,14 +63,14 @@ def test_an_answer_fits_its_schema(edge_spec, tmp_path, capfd):
 
 
 def test_chat_remembers_and_reuses_the_cache(edge_spec):
-    # Greedy: a drawn answer need not say the name.
+    # Greedy: a drawn answer need not say the word.
     done = edge_spec(
-        *("chat", "--runtime", "ort", "--temperature", "0", "--json"),
+        *("chat", "--temperature", "0", "--json"),
         *FAR,
-        text="My name is Anna.\nWhat is my name?\n",
+        text="The secret word is banana.\nWhat is the secret word?\n",
     )
     first, second = json.loads(done.stdout)["turns"]
-    assert "Anna" in second["text"]
+    assert "banana" in second["text"]
     # All of the first turn but its last token, which was never scored, is still in the cache.
     held = first["stats"]["prompt_n"] + first["stats"]["predicted_n"] - 1
     assert second["stats"]["cached_n"] >= held
@@ -102,7 +102,7 @@ MISTAKES = [
         2,
         "coreai, coreml, gguf, onnx, onnx-static, optimum, qnn",
     ),
-    (["generate", "x", "--kv-type", "f16", "--runtime", "ort"], 2, "no option kv-type"),
+    (["generate", "x", "--kv-type", "f16", "--runtime", "reference"], 2, "no option kv-type"),
     (["generate", "x", "--drafter", "draft-model"], 2, "--draft MODEL"),
     (["generate", "x", "--draft", "a", "--drafter", "suffix"], 2, "Add draft-model"),
     (["generate", "x", "--drafter", "corpus"], 2, "--corpus PATH"),

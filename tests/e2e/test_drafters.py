@@ -109,7 +109,7 @@ def test_each_token_tells_who_drafted_it(edge_spec, names):
 
 
 def test_a_corpus_is_quoted(demo_gguf, corpus):
-    options = LoadOptions(runtime="ort", drafter="corpus", corpora=(corpus,), threads=1)
+    options = LoadOptions(drafter="corpus", corpora=(corpus,), threads=1)
     with load_engine("smollm2", options, lambda what, fraction: None) as engine:
         with engine.verifying_all_draft_tokens():  # whatever was measured here before
             drafted = engine.generate("The capital of France is", max_tokens=24)
@@ -136,6 +136,7 @@ def test_what_was_written_before_is_drafted_in_the_next_run(edge_spec, answer_fi
     assert edge_spec(*command).stderr == ""
 
 
+@pytest.mark.slow  # every runtime's sessions are held to it on tiny models by default
 def test_draft_tokens_never_change_the_logits_of_the_next_turn(demo_in_float32):
     """Branches that were committed and cut leave the cache as plain steps do, in float32."""
     logits = []

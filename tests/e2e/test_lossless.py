@@ -45,6 +45,7 @@ def answers(count: int, runtime: str = "ort", **options) -> dict[str, list[list[
     return found
 
 
+@pytest.mark.slow  # ONNX: the conversion takes most of a minute
 def test_int4_rows_are_bit_identical_from_the_plain_width_on(demo_gguf):
     """On every processor; which width that is depends on its kernels."""
     with edge_spec.load(runtime="ort") as engine:
@@ -59,13 +60,13 @@ def test_int4_rows_are_bit_identical_from_the_plain_width_on(demo_gguf):
 
 
 # The two differ in what they do where rows are not bit-identical, which few processors show.
-@pytest.mark.parametrize("lossless", ["auto", pytest.param("always", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("lossless", ["auto", "always"])
 def test_drafting_changes_no_token(demo_gguf, lossless):
     found = answers(48, lossless=lossless)
     assert found["suffix"] == found["none"]
 
 
-@pytest.mark.slow
 def test_drafting_changes_no_token_where_the_file_runs_as_it_is(demo_gguf):
     found = answers(48, runtime="auto")
     assert found["suffix"] == found["none"]
@@ -91,7 +92,7 @@ def test_where_ties_are_allowed_texts_part_at_near_ties_only(demo_gguf):
 def test_sampled_text_is_the_same_with_and_without_speculation(demo_gguf):
     sampling = edge_spec.SamplingParams(temperature=0.8, top_p=0.95, seed=7)
     texts = []
-    with edge_spec.load(runtime="ort", exact=True) as engine:
+    with edge_spec.load(exact=True) as engine:
         for drafter in ("none", "suffix"):
             engine.set_drafter(drafter)
             results = [engine.chat(p, max_tokens=32, sampling=sampling) for p in SOME[-2:]]

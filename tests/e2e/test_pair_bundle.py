@@ -42,6 +42,7 @@ def test_doctor_examines_it_on_one_screen_and_fails_for_a_fault(edge_spec, pair:
     assert levels == ["fault"]
 
 
+@pytest.mark.slow  # beside tests/integration/test_doctor_pair.py
 def test_doctor_says_whether_a_pair_of_files_will_work(edge_spec, pair: Path) -> None:
     done = edge_spec("doctor", "smollm2", "--draft", str(pair / "draft"), "--json")
     document = json.loads(done.stdout)

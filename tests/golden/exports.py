@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from coremltools.converters.mil import Builder
 from coremltools.proto import Model_pb2
 
 from edge_spec.core.export import ExportOptions
@@ -51,6 +52,7 @@ QUICK = ("gemma3", "lfm2", "qwen3moe", "t5")  # families of the default suite
 
 
 def record(names: tuple[str, ...] = families.NAMES) -> dict[str, Any]:
+    Builder.name_count.clear()  # numbers what has no name, from whatever this process built before
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
         found: dict[str, Any] = {

@@ -85,7 +85,7 @@ MACHINES = {
         READS, "suffix,recycling", times={"llamacpp": 20, "llamacpp 1": 19.9}
     ),
     "threads are named": Machine(
-        "llamacpp, 2 threads (", "suffix", {"threads": 2}, {"llamacpp 1": 20}
+        "llamacpp, 1 thread (", "suffix", {"threads": 1}, {"llamacpp 2": 20}
     ),
     "a runtime is named": Machine(
         "ort", "suffix", {"runtime": "ort"}, {"llamacpp": 20}, converted=True

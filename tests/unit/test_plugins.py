@@ -27,7 +27,9 @@ def declare(monkeypatch: pytest.MonkeyPatch, *points: tuple[str, str, str]) -> N
     declared = EntryPoints(
         EntryPoint(name, value, f"edge_spec.{kind}") for kind, name, value in points
     )
-    monkeypatch.setattr(entry_points, "entry_points", lambda **wanted: declared.select(**wanted))
+    monkeypatch.setattr(
+        entry_points, "find", lambda kind: declared.select(group=f"edge_spec.{kind}")
+    )
 
 
 def test_the_repositorys_own_plugins_are_installed() -> None:
@@ -52,7 +54,7 @@ def test_of_two_with_one_name_the_first_counts(monkeypatch: pytest.MonkeyPatch) 
             raise KeyError(name)
 
     found = Found(EntryPoint("a", f"module:{value}", "edge_spec.drafters") for value in "xy")
-    monkeypatch.setattr(entry_points, "entry_points", lambda **wanted: found)
+    monkeypatch.setattr(entry_points, "find", lambda kind: found)
     assert entry_points.installed("drafters") == {"a": next(iter(found))}
 
 
