@@ -2,6 +2,9 @@
 
 Preparing converts what no runtime reads directly, reads headers, and checks that all models fit.
 Weights follow, the target's last, so options and drafters refuse before that.
+
+A library that kills the process while it opens a model cannot be caught. A mark is left meanwhile;
+if the next start finds one of a dead process, it first opens the model in a separate process.
 """
 
 from __future__ import annotations
@@ -9,9 +12,11 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import copy_context
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -20,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge_spec.core.config import ModelConfig
+from edge_spec.core.isolated import IsolatedError, isolated
 from edge_spec.core.model import HasWays, Model, Progress
 from edge_spec.drafters import factory
 from edge_spec.drafters.factory import DrafterContext
@@ -39,12 +45,13 @@ from edge_spec.errors import (
 )
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle
-from edge_spec.models.devices import free_bytes
+from edge_spec.models.devices import free_bytes, processor
 from edge_spec.models.draft_choice import cheapest
 from edge_spec.models.memory import forecast, require_fit, require_room_to_convert
 from edge_spec.models.model_plan import ModelPlan, PreparedModel
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
+from edge_spec.placement.candidates import candidate_of, described
 from edge_spec.placement.layer_selection import ChosenPart, saved_parts
 from edge_spec.scheduler.adaptive import stage_of
 from edge_spec.scheduler.batch_invariance import widths_for
@@ -74,6 +81,7 @@ from edge_spec.text.vocabulary import require_same_vocabulary, same_vocabulary
 if TYPE_CHECKING:
     from edge_spec.drafters.draft.draft_model import Draft
 
+_TRIAL_S = 300.0  # to open a model in
 # Largest file to open concurrently: a refusal meanwhile waits about a second.
 _MOST_BYTES = 2_500_000_000
 _ROOM = 2  # times such a file must be free, as nothing is closed first
@@ -223,7 +231,7 @@ def begin_opening(prepared: PreparedEngine, opened: ExitStack) -> Callable[[], M
 
 def _opens_beside(prepared: PreparedEngine) -> bool:
     runtime = prepared.target.runtime
-    if not runtime.opens_beside:
+    if not runtime.opens_beside or _is_left(_mark(prepared)):
         return False
     free, size = free_bytes(), prepared.target.source.path.stat().st_size
     return size <= _MOST_BYTES and (free is None or free >= _ROOM * size)
@@ -232,9 +240,63 @@ def _opens_beside(prepared: PreparedEngine) -> bool:
 def open_target(prepared: PreparedEngine) -> Model:
     """Open the target. Raises TargetRefusedError if another runtime may work."""
     try:
-        return prepared.target.open()
+        _try_apart(prepared)
+        with _marked(_mark(prepared)):
+            return prepared.target.open()
     except (DeviceError, UnsupportedModelError, MissingDependencyError) as error:
         raise TargetRefusedError(error) from error
+
+
+def _mark(prepared: PreparedEngine) -> Path:
+    name = f"{prepared.target.runtime.name}-{prepared.source.identity}"
+    return cache_directory() / "opening" / name
+
+
+@contextmanager
+def _marked(mark: Path) -> Iterator[None]:
+    """Mark the process during the block; failing to write the mark does no harm."""
+    with suppress(OSError):
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.write_text(str(os.getpid()), encoding="ascii")
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            mark.unlink()
+
+
+def _try_apart(prepared: PreparedEngine) -> None:
+    """Raises DeviceError if opening the model kills the process."""
+    if not _is_left(_mark(prepared)):
+        return
+    runtime = prepared.target.runtime.name
+    place = described(prepared.source.model, processor(runtime), prepared.target.how)
+    try:
+        isolated(open_described, place, timeout_s=_TRIAL_S)
+    except IsolatedError as error:
+        raise DeviceError(
+            f"{runtime} does not survive opening {prepared.source.name}: {error}",
+            remedy="Use another runtime, or another version of its library.",
+        ) from None
+
+
+def _is_left(mark: Path) -> bool:
+    """Return whether the mark's process is dead; never on Windows, where probing a process may end
+    it."""
+    if sys.platform == "win32":
+        return False
+    try:
+        os.kill(int(mark.read_text(encoding="ascii")), 0)
+    except (ProcessLookupError, ValueError):
+        return True
+    except OSError:  # no mark, or another user's process
+        return False
+    return False
+
+
+def open_described(place: str) -> None:
+    """Open a model in the other process."""
+    candidate_of(place).prepared.open().close()
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +12,7 @@ from typing import Any
 import pytest
 
 from edge_spec.core.export import ExportOptions
+from edge_spec.core.isolated import IsolatedError
 from edge_spec.errors import DeviceError, DeviceMemoryError
 from edge_spec.loader import load_engine
 from edge_spec.loader import open as opening
@@ -44,6 +48,18 @@ def runtime_of(model: Path, caplog: pytest.LogCaptureFixture) -> tuple[str, list
         assert len(engine.generate([5, 6, 7], max_tokens=4).tokens) == 4
         found = engine.runtime
     return found, [line for line in caplog.messages if "cannot run" in line]
+
+
+def mark_of(model: Path, cache: Path) -> Path:
+    mark = cache / "opening" / f"llamacpp-{Source(str(model), quiet).identity}"
+    mark.parent.mkdir(parents=True)
+    return mark
+
+
+def ended_process() -> str:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    return str(process.pid)
 
 
 def short_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,3 +103,38 @@ def test_a_runtime_that_cannot_open_the_model_is_passed_over(
     assert runtime == "ort" and "llama.cpp has lost a device" in line
     with pytest.raises(DeviceError, match="lost a device"):  # that was asked for
         load_engine(str(model), LoadOptions(runtime="llamacpp"), quiet)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no mark is read there")
+def test_a_runtime_that_ends_the_process_is_tried_apart_and_passed_over(
+    model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def crash(*given: Any, **named: Any) -> None:
+        raise IsolatedError("the library ended the process (SIGSEGV): it printed nothing")
+
+    mark_of(model, cache).write_text(ended_process())
+    monkeypatch.setattr(opening, "isolated", crash)
+    runtime, [line] = runtime_of(model, caplog)
+    assert runtime == "ort" and "does not survive opening model: the library ended" in line
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no mark is read there")
+def test_a_process_that_was_killed_while_it_opened_a_model_costs_one_trial(
+    model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tried: list[object] = []
+    mark = mark_of(model, cache)
+    mark.write_text(ended_process())
+    monkeypatch.setattr(opening, "isolated", lambda work, *given, **named: tried.append(work))
+    for _ in range(2):
+        assert runtime_of(model, caplog) == ("llamacpp", [])
+        assert not mark.exists()
+    assert tried == [opening.open_described]
+
+
+def test_another_process_that_is_opening_it_is_no_reason_for_a_trial(
+    model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    mark_of(model, cache).write_text(str(os.getpid()))
+    monkeypatch.setattr(opening, "isolated", None)  # would be called
+    assert runtime_of(model, caplog) == ("llamacpp", [])

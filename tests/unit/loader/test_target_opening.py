@@ -45,13 +45,15 @@ class Opener:
 
 
 @pytest.fixture
-def placed(tmp_path: Path) -> Any:
+def placed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "model.gguf"
     path.write_bytes(b"weights")
     runtime = Opener()
     target: Any = SimpleNamespace(runtime=runtime, source=SimpleNamespace(path=path))
     target.open = lambda: runtime.open(target.source, None)
-    return SimpleNamespace(target=target)
+    source = SimpleNamespace(path=path, identity="same", name="model", model=str(path))
+    return SimpleNamespace(target=target, source=source)
 
 
 def test_what_is_refused_meanwhile_is_closed(placed: Any) -> None:
