@@ -169,14 +169,14 @@ class RowCosts:
             self._first_s, self.is_scaled = max(seconds, _LEAST_S) / self._firsts(rows), True
         further = self._in_table(rows) - 1
         if further <= 0:
-            self._clear_suspect(seconds)
+            if self._suspect is not None:
+                self._clear_suspect(*self._suspect, seconds)
             self._line.fade()
         self._suspect = None
-        own, of_own = self._own_of(rows)
-        expected = self._firsts(rows)
+        (own, of_own), line = self._own_of(rows), self._line
+        expected = max(_LEAST_PRICE, line.first * (1 + own) + line.price * further)
         ratio = min(max(seconds / (self._first_s * expected), 1 / _MOST_CHANGE), _MOST_CHANGE)
         believed = self._believed(rows, ratio)
-        line = self._line
         if believed * expected < line.first:  # one row takes no longer than several
             line.scale(believed * expected / line.first)
             self.is_unsure = True
@@ -210,17 +210,15 @@ class RowCosts:
         self._expected_s.clear()  # last: other threads may ask meanwhile
         return ratio * expected / most
 
-    def _clear_suspect(self, seconds: float) -> None:
-        """Judge a slow wide pass by the plain step after it.
+    def _clear_suspect(self, rows: int, before: _Line, seconds: float) -> None:
+        """Judge a slow wide pass by the plain step after it. before: the line before that pass.
 
         If that is fast, the extra rows became expensive or, far more often, another process
         interfered. The first time, assume the latter and undo the slow pass.
         """
-        if self._suspect is not None:
-            rows, before = self._suspect
-            if seconds < _SLOW * self._first_s * before.first:
-                self._line = before
-                self._steady.remove(rows)
+        if seconds < _SLOW * self._first_s * before.first:
+            self._line = before
+            self._steady.remove(rows)
 
     def _doubt_table(self) -> None:
         """Assume cheap extra rows, to try some: the table must come from a busy machine."""
