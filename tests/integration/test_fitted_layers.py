@@ -56,11 +56,12 @@ def inputs_of(source: object, texts: list[list[int]], layers: int) -> dict[str, 
 
 @pytest.mark.parametrize("variant", ["llama", "qwen3"])
 def test_each_matrix_is_fitted_to_what_it_gets_of_those_before_it(
-    variant: str, checkpoint: Callable[..., StoredCheckpoint]
+    variant: str, checkpoint: Callable[..., StoredCheckpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By hand, from whole passes of the model with all matrices so far in blocks."""
+    monkeypatch.setattr(block_quantize, "_MAX_TOKENS", 512)
     source = checkpoint(variant)
-    texts = calibration_sequences(source, 2048)
+    texts = calibration_sequences(source, 512)
     exact = inputs_of(source, texts, source.config.num_layers)
     layers, made = FittedLayers(source, 4), {}
     for layer in range(source.config.num_layers):
