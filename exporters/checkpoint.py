@@ -174,15 +174,26 @@ class ModelText:
 
 
 @dataclass(frozen=True, eq=False)
-class StoredCheckpoint(ModelText):
-    """A published model whose weights stay on disk until used.
-
-    Raises ModelFileError unless every tensor that `config` implies is present in its shape,
-    UnsupportedModelError for further weights.
-    """
+class StoredTensors:
+    """Weights by Hugging Face's names, which stay on disk until used."""
 
     config: ModelConfig
     tensors: Mapping[str, StoredTensor]
+
+    def names(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def float32(self, name: str) -> np.ndarray:
+        return self.tensors[name].float32()
+
+    def float32_rows(self, name: str, rows: np.ndarray) -> np.ndarray:
+        return self.tensors[name].rows(rows).float32()
+
+
+@dataclass(frozen=True, eq=False)
+class StoredCheckpoint(StoredTensors, ModelText):
+    """A published model. Raises ModelFileError unless every tensor that `config` implies is present
+    in its shape, UnsupportedModelError for further weights."""
 
     def __post_init__(self) -> None:
         problem = _problem(self.config, len(self.tensors))
@@ -207,12 +218,6 @@ class StoredCheckpoint(ModelText):
 
     def names(self) -> Iterator[str]:
         return iter(expected_shapes(self.config))
-
-    def float32(self, name: str) -> np.ndarray:
-        return self.tensors[name].float32()
-
-    def float32_rows(self, name: str, rows: np.ndarray) -> np.ndarray:
-        return self.tensors[name].rows(rows).float32()
 
     def on_layer(self, progress: Progress) -> Callable[[int], None]:
         """Return what an exporter calls after each layer that it wrote."""

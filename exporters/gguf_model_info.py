@@ -4,7 +4,7 @@ that runs it as it is."""
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,12 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.model_info import DEFAULT_TEMPLATE, SpecialTokens
 from edge_spec.core.recommended_sampling import RecommendedSampling, recommended_sampling
 from edge_spec.errors import UnsupportedModelError
-from edge_spec.exporters.checkpoint import MAX_CONTEXT_TOKENS, ModelText, StoredCheckpoint
+from edge_spec.exporters.checkpoint import (
+    MAX_CONTEXT_TOKENS,
+    ModelText,
+    StoredCheckpoint,
+    StoredTensors,
+)
 from edge_spec.exporters.families import BY_ARCHITECTURE, BY_MODEL_TYPE
 from edge_spec.exporters.families.family import (
     MODEL_NAMES,
@@ -237,28 +242,12 @@ class GgufModelInfo(ModelText):
     def weight_types(self) -> frozenset[str]:
         return frozenset(tensor.kind.name for tensor in self.tensors.values())
 
-    def shared_tables(self) -> SharedTables:
-        needed = MODEL_NAMES["token_embd.weight"]
-        if needed not in self.tensors:
+    def shared_tables(self) -> StoredTensors:
+        """Return the embedding, the norm and the output matrix, if it has one."""
+        if MODEL_NAMES["token_embd.weight"] not in self.tensors:
             raise damaged(f"{self.path} lacks token_embd.weight")
-        return SharedTables(self.config, self.tensors)
-
-
-@dataclass(frozen=True, eq=False)
-class SharedTables:
-    """The embedding and output matrix of such a file."""
-
-    config: ModelConfig
-    tensors: Mapping[str, StoredTensor]
-
-    def names(self) -> Iterator[str]:
-        return (name for name in MODEL_NAMES.values() if name in self.tensors)
-
-    def float32(self, name: str) -> np.ndarray:
-        return self.tensors[name].float32()
-
-    def float32_rows(self, name: str, rows: np.ndarray) -> np.ndarray:
-        return self.tensors[name].rows(rows).float32()
+        names = [name for name in MODEL_NAMES.values() if name in self.tensors]
+        return StoredTensors(self.config, {name: self.tensors[name] for name in names})
 
 
 _ASSERTED = {

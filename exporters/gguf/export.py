@@ -263,7 +263,7 @@ def run_library(source: str, target: str, file_type: str, outputs: str = "") -> 
 
 
 _COMPUTED = ("architecture", "alignment", "file_type", "quantization_version")
-_DTYPES = {
+_DTYPES: dict[GGUFValueType, np.dtype[Any]] = {
     kind: np.dtype(kind.name.lower())
     for kind in GGUFValueType
     if kind not in (GGUFValueType.STRING, GGUFValueType.ARRAY)

@@ -29,6 +29,7 @@ from edge_spec.exporters.onnx import export as onnx_export
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.models.bundle import open_bundle
 from edge_spec.storage.atomic import is_work
+from fixtures.silence import quiet
 
 Checkpoints = Callable[..., StoredCheckpoint]
 
@@ -64,10 +65,6 @@ FORMATS = {
 }
 
 
-def silent(what: str, fraction: float) -> None:
-    pass
-
-
 @pytest.fixture(params=FORMATS)
 def form(request: pytest.FixtureRequest) -> Format:
     if request.param == "llama.cpp":
@@ -80,7 +77,7 @@ def write(
     checkpoint: StoredCheckpoint,
     out: Path,
     quantization: str | None = None,
-    progress: Progress = silent,
+    progress: Progress = quiet,
     check: bool = False,
 ) -> ExportReport:
     chosen = FORMATS[form] if isinstance(form, str) else form
@@ -341,7 +338,7 @@ def test_a_failure_of_llama_cpp_is_told(tmp_path: Path) -> None:
     (tmp_path / "in.gguf").write_bytes(b"GGUF")
     with pytest.raises(ExportError, match=r"could not quantize.*failed") as caught:
         gguf_export.quantize(
-            tmp_path / "in.gguf", tmp_path / "out.gguf", LlamaFileType.MOSTLY_Q6_K, silent
+            tmp_path / "in.gguf", tmp_path / "out.gguf", LlamaFileType.MOSTLY_Q6_K, quiet
         )
     assert "--quant Q4_0" in str(caught.value)
 

@@ -18,11 +18,14 @@ from edge_spec.exporters.block_quantize import (
     importance,
     input_correction,
     quantize,
+    quantize_stored,
+    weigh_columns,
 )
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.runtimes.reference import ReferenceRuntime
+from fixtures.silence import quiet
 
 LAYERS = "model.layers"
 QKV = [f"self_attn.{each}_proj.weight" for each in "qkv"]
@@ -53,11 +56,12 @@ def inputs_of(source: object, texts: list[list[int]], layers: int) -> dict[str, 
 
 @pytest.mark.parametrize("variant", ["llama", "qwen3"])
 def test_each_matrix_is_fitted_to_what_it_gets_of_those_before_it(
-    variant: str, checkpoint: Callable[..., StoredCheckpoint]
+    variant: str, checkpoint: Callable[..., StoredCheckpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By hand, from whole passes of the model with all matrices so far in blocks."""
+    monkeypatch.setattr(block_quantize, "_MAX_TOKENS", 512)
     source = checkpoint(variant)
-    texts = calibration_sequences(source, 2048)
+    texts = calibration_sequences(source, 512)
     exact = inputs_of(source, texts, source.config.num_layers)
     layers, made = FittedLayers(source, 4), {}
     for layer in range(source.config.num_layers):
@@ -77,6 +81,25 @@ def test_each_matrix_is_fitted_to_what_it_gets_of_those_before_it(
             assert errors[0] < errors[1], names
             ends = np.cumsum([source.tensors[name].shape[0] for name in names])
             made |= dict(zip(names, np.split(found, ends[:-1]), strict=True))
+
+
+def test_columns_count_as_much_as_what_they_are_multiplied_with(
+    checkpoint: Callable[..., StoredCheckpoint],
+) -> None:
+    """In all exports whose matrices are not fitted, and of some rows as of all."""
+    source, name = checkpoint("llama"), f"{LAYERS}.1.mlp.down_proj.weight"
+    weighed = weigh_columns(source, quiet)
+    tensor, plain = weighed.tensors[name], source.tensors[name]
+    assert tensor.importance is not None and tensor.importance.shape == plain.shape[1:]
+    assert weighed.tensors["model.norm.weight"].importance is None
+    values = source.float32(name)
+    found, other = (
+        quantize_stored([each], 4, symmetric=True).dequantize() for each in (tensor, plain)
+    )
+    errors = [(np.square(each - values) * tensor.importance).sum() for each in (found, other)]
+    assert errors[0] < errors[1]
+    part = quantize_stored([tensor.rows(slice(8, 16))], 4, symmetric=True)
+    np.testing.assert_array_equal(part.dequantize(), found[8:16])
 
 
 @pytest.mark.slow

@@ -81,16 +81,34 @@ def test_the_demo_model_is_tokenized_as_by_llama_cpp(demo_gguf: Path) -> None:
     assert num_exact >= len(texts) - 10
 
 
-def test_byte_level_merges_by_rank_then_from_the_left() -> None:
-    tokenizer = build(byte_level("b+c a+b a+a ab+c"))
-    assert pieces(tokenizer, "abc") == ["a", "bc"]
-    assert pieces(tokenizer, "abab") == ["ab", "ab"]
-    assert pieces(tokenizer, "aaa") == ["aa", "a"]
+WORD = {"abc": NORMAL}  # no merge leads to it
+MERGED: list[tuple[dict[str, Any], str, list[str]]] = [
+    # By rank, then from the left; the first of equal merges counts.
+    (byte_level("b+c a+b a+a ab+c"), "abc", ["a", "bc"]),
+    (byte_level("b+c a+b a+a ab+c"), "abab", ["ab", "ab"]),
+    (byte_level("b+c a+b a+a ab+c"), "aaa", ["aa", "a"]),
+    (byte_level("a+b b+c a+b"), "abc", ["ab", "c"]),
+    # Whole words stay unmerged only where llama.cpp does so.
+    *(
+        (byte_level("a+b", WORD, pre=pre), "abc", ["abc"])
+        for pre in ("llama-bpe", "lfm2", "tekken")
+    ),
+    *((byte_level("a+b", WORD, pre=pre), "abc", ["ab", "c"]) for pre in ("smaug-bpe", "qwen2")),
+    # SentencePiece merges by score, and prefixes a space.
+    (sentencepiece({f"{SPACE}a": -2.0, "ab": -1.0}), "ab", [SPACE, "ab"]),
+    (sentencepiece({f"{SPACE}a": -1.0, "ab": -2.0}), "ab", [f"{SPACE}a", "b"]),
+    (sentencepiece({f"{SPACE}a": -1.0, "ab": -2.0}), "a a", [f"{SPACE}a", f"{SPACE}a"]),
+    (sentencepiece({f"{SPACE}a": -1.0, "ab": -2.0}), "", []),
+    # As in Llama 2, where all runs of spaces have one score: pairs first would give 2 and 2.
+    (sentencepiece({SPACE * 2: -1e9, SPACE * 3: -1e9}), "   ", [SPACE * 3, SPACE]),
+]
 
 
-def test_the_first_of_equal_merges_counts() -> None:
-    tokenizer = build(byte_level("a+b b+c a+b"))
-    assert pieces(tokenizer, "abc") == ["ab", "c"]
+@pytest.mark.parametrize(("of", "text", "expected"), MERGED)
+def test_pairs_are_merged_as_by_llama_cpp(
+    of: dict[str, Any], text: str, expected: list[str]
+) -> None:
+    assert pieces(build(of), text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "é 🙂\x00\r\n\t ", "<|x|>  <|x|>a", "a  b ", "\ufffd中"])
@@ -107,15 +125,6 @@ def test_a_byte_without_a_token_is_dropped_and_keeps_its_neighbours_apart() -> N
     tokenizer = build(of)
     assert pieces(tokenizer, "abaéb") == ["ab", "a", "b"]
     assert tokenizer.decode(tokenizer.encode("abaéb").ids) == "abab"
-
-
-def test_whole_words_stay_unmerged_only_where_llama_cpp_does_so() -> None:
-    special = {"abc": NORMAL}  # no merge leads to it
-    assert pieces(build(byte_level("a+b", special, pre="llama-bpe")), "abc") == ["abc"]
-    assert pieces(build(byte_level("a+b", special, pre="lfm2")), "abc") == ["abc"]
-    assert pieces(build(byte_level("a+b", special, pre="smaug-bpe")), "abc") == ["ab", "c"]
-    assert pieces(build(byte_level("a+b", special, pre="tekken")), "abc") == ["abc"]
-    assert pieces(build(byte_level("a+b", special, pre="qwen2")), "abc") == ["ab", "c"]
 
 
 def test_nothing_is_added_to_the_text() -> None:
@@ -179,15 +188,6 @@ def test_text_is_split_as_the_named_pre_tokenizer_does(pre: str) -> None:
     assert "|".join(SPLIT_TEXT[start:end] for start, end in spans) == SPLITS[pre]
 
 
-def test_sentencepiece_merges_by_score_and_prefixes_a_space() -> None:
-    high_ab = build(sentencepiece({f"{SPACE}a": -2.0, "ab": -1.0}))
-    high_space = build(sentencepiece({f"{SPACE}a": -1.0, "ab": -2.0}))
-    assert pieces(high_ab, "ab") == [SPACE, "ab"]
-    assert pieces(high_space, "ab") == [f"{SPACE}a", "b"]
-    assert pieces(high_space, "a a") == [f"{SPACE}a", f"{SPACE}a"]
-    assert high_space.encode("").ids == []
-
-
 def test_sentencepiece_prefixes_a_space_after_special_tokens_or_never() -> None:
     of = sentencepiece({"ab": -1.0})
     assert pieces(build(of), "<s>ab</s>ab") == ["<s>", SPACE, "ab", "</s>", SPACE, "ab"]
@@ -195,12 +195,6 @@ def test_sentencepiece_prefixes_a_space_after_special_tokens_or_never() -> None:
     tokenizer = build(of)
     assert pieces(tokenizer, "<s>ab b") == ["<s>", "ab", SPACE, "b"]
     assert tokenizer.decode(tokenizer.encode(" ab").ids) == " ab"
-
-
-def test_sentencepiece_grows_runs_of_spaces_from_the_left() -> None:
-    # As in Llama 2, where all runs have one score: pairs first would give 2 and 2.
-    tokenizer = build(sentencepiece({SPACE * 2: -1e9, SPACE * 3: -1e9}))
-    assert pieces(tokenizer, "   ") == [SPACE * 3, SPACE]
 
 
 def test_sentencepiece_merges_to_a_special_token_whose_spaces_are_escaped() -> None:
