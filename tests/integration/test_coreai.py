@@ -507,18 +507,29 @@ def test_a_pair_of_another_family_names_what_core_ai_does_not_write(
     refused(ExportError, call, "target coreai is left out.*residual scale", tmp_path)
 
 
+@pytest.fixture(scope="module")
+def demo(core_ai_here: None, demo_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    folder = tmp_path_factory.mktemp("demo") / "bundle"
+    return export(open_checkpoint(demo_gguf), folder, context_length=256)
+
+
 @pytest.mark.model
 @pytest.mark.slow
 @here
 @pytest.mark.parametrize("drafter", SAME_TEXT)
 def test_texts_of_the_demo_model_are_plain_ones(
-    drafter: str, demo_gguf: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+    drafter: str,
+    demo: Bundle,
+    demo_gguf: Path,
+    tmp_path: Path,
+    capsys: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
-    source, draft = open_checkpoint(demo_gguf), None
-    target = export(source, tmp_path / "target", context_length=256)
+    draft = None
     if drafter == "draft":
+        source = open_checkpoint(demo_gguf)
         draft = export(source, tmp_path / "draft", context_length=256, num_layers=27)  # of 30
     prompts = ["Repeat: one two three one two three one two", "Monday, Tuesday, Monday, Tuesday,"]
     prompts += ["1, 2, 3, 4, 5,", "the sea is blue and the"]
-    verified(target, draft, drafter, prompts, 12, tmp_path, capsys)
+    verified(demo, draft, drafter, prompts, 12, tmp_path, capsys)
