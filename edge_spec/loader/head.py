@@ -50,7 +50,7 @@ _MOST_THREADS = 4  # for one product: more wait for memory and each other
 _GRAPH_FILE = "step.onnx"
 _RUNTIME = "ort"
 
-_Scoring = TypeVar("_Scoring", EagleHead, DFlashHead, AssistantHead)
+_Scoring = TypeVar("_Scoring", EagleHead | DFlashHead, AssistantHead)
 _log = logging.getLogger(__name__)
 
 
