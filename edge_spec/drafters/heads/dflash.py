@@ -11,7 +11,6 @@ import numpy as np
 
 from edge_spec.core.heads import (
     BlockRows,
-    BlockStep,
     DFlashHead,
 )
 from edge_spec.drafters.draft.draft_tree import FIRST, kind_of
@@ -66,7 +65,7 @@ class DFlashDrafter(HeadDrafter):
     """Drafts with a DFlash or DSpark head. network: may be shared by conversations."""
 
     traits = TRAITS["dflash"]
-    _target: TextEntries[BlockStep]
+    _target: TextEntries
 
     def __init__(self, network: LayersNetwork) -> None:
         head = network.head

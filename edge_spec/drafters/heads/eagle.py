@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edge_spec.core.heads import EagleHead, EagleStep, EntryRows
+from edge_spec.core.heads import EagleHead, EntryRows
 from edge_spec.drafters.draft.synced_session import Path
 from edge_spec.drafters.heads.drafting import HeadDrafter, RowScores, head_scores, rows_of
 from edge_spec.drafters.heads.features import WINDOW, TextEntries
@@ -27,7 +27,7 @@ class EagleDrafter(HeadDrafter):
     token i + 1, has position i + 1 in the text."""
 
     traits = TRAITS["eagle"]
-    _target: TextEntries[EagleStep]
+    _target: TextEntries
 
     def __init__(self, network: LayersNetwork) -> None:
         head = network.head
@@ -89,7 +89,7 @@ class EagleDrafter(HeadDrafter):
             slots = np.arange(first_slot, first_slot + num_rows)[:, None]
             seen = np.arange(first_slot + num_rows)
             sees = (seen <= slots) & (seen > slots - entries.window)
-            found = entries.step(
+            found: tuple[np.ndarray, np.ndarray] = entries.step(
                 EntryRows(
                     network.embed(np.array(tokens)),
                     features,
