@@ -21,7 +21,7 @@ from edge_spec.core.model_info import TensorRows
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.heads.eagle import EagleDrafter
 from edge_spec.drafters.heads.independent import MedusaDrafter, MedusaNetwork
-from edge_spec.drafters.heads.layers import EagleNetwork
+from edge_spec.drafters.heads.layers import LayersNetwork
 from edge_spec.drafters.protocol import Budget
 from edge_spec.loader.head import StoredTables, head_backend
 from edge_spec.models import runtimes
@@ -96,7 +96,7 @@ def time_head(path: Path, source: TensorRows) -> float:
     head = runtimes.open_head(path, target)
     backend = head_backend(path, "", target.hidden_size, keeps=False)
     if isinstance(head, EagleHead):
-        network = EagleNetwork(head, StoredTables(source), backend)
+        network = LayersNetwork(head, StoredTables(source), backend)
         eagle = EagleDrafter(network)
         count = min(_CONTEXT, target.context_length - 1)
         eagle.begin([0] * (count + 1))

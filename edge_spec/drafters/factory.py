@@ -26,13 +26,12 @@ if TYPE_CHECKING:
     from edge_spec.drafters.draft.draft_model import Draft
     from edge_spec.drafters.draft.self_draft import TargetPart
     from edge_spec.drafters.heads.assistant import AssistantNetwork
-    from edge_spec.drafters.heads.dflash import DFlashNetwork
     from edge_spec.drafters.heads.independent import MedusaNetwork
-    from edge_spec.drafters.heads.layers import EagleNetwork
+    from edge_spec.drafters.heads.layers import LayersNetwork
     from edge_spec.drafters.lookup.answers import KeptAnswers
     from edge_spec.drafters.lookup.corpus_index import CorpusIndex
 
-    HeadNetwork = EagleNetwork | MedusaNetwork | DFlashNetwork | AssistantNetwork  # a trained head
+    HeadNetwork = LayersNetwork | MedusaNetwork | AssistantNetwork  # a trained head
 
 _Made = Callable[["DrafterContext"], Drafter]
 

@@ -26,9 +26,8 @@ from edge_spec.core.heads import (
 )
 from edge_spec.core.model_info import Checkpoint, SharesTables, TensorRows
 from edge_spec.drafters.heads.assistant import AssistantNetwork
-from edge_spec.drafters.heads.dflash import DFlashNetwork
 from edge_spec.drafters.heads.independent import MedusaNetwork
-from edge_spec.drafters.heads.layers import EagleNetwork
+from edge_spec.drafters.heads.layers import LayersNetwork
 from edge_spec.errors import EdgeSpecError, UsageError
 from edge_spec.models import runtimes
 from edge_spec.models.draft_choice import training_report
@@ -51,7 +50,7 @@ _MOST_THREADS = 4  # for one product: more wait for memory and each other
 _GRAPH_FILE = "step.onnx"
 _RUNTIME = "ort"
 
-_Scoring = TypeVar("_Scoring", EagleHead, DFlashHead, AssistantHead)
+_Scoring = TypeVar("_Scoring", EagleHead | DFlashHead, AssistantHead)
 _log = logging.getLogger(__name__)
 
 
@@ -95,10 +94,7 @@ def open_trained_head(
         else:
             has_tables = head.embed_rows is not None and head.head_rows is not None
             tables = _NoTables() if has_tables else StoredTables(open_tables(source, who))
-            if isinstance(head, DFlashHead):
-                network = DFlashNetwork(_with_fewer_tokens(head, target), tables, backend)
-            else:
-                network = EagleNetwork(_with_fewer_tokens(head, target), tables, backend)
+            network = LayersNetwork(_with_fewer_tokens(head, target), tables, backend)
     network.reported_acceptance = reported_acceptance(path)
     return network
 

@@ -170,29 +170,33 @@ def test_a_drafter_with_which_texts_differ_is_not_written(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("step", ["Writing answers", "Reading what", "Training ("])
 def test_an_interrupted_drafter_is_the_same_drafter(
-    step: str,
     distilled: Callable[..., Distilled],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """In whatever step it is interrupted."""
     fixed_costs(monkeypatch)
-    whole = distilled("eagle3", epochs=2).path.rename(tmp_path / "whole")
-    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "other-cache"))
 
-    def stop(what: str, fraction: float) -> None:
-        if what.startswith(step) and fraction > 0.1:
-            raise KeyboardInterrupt
+    def weights(name: str, progress: Any = quiet) -> bytes:
+        found = distilled("eagle3", progress, epochs=2).path.rename(tmp_path / name)
+        return (found / "model.safetensors").read_bytes()
 
-    with pytest.raises(KeyboardInterrupt):
-        distilled("eagle3", stop, epochs=2)
-    assert not (tmp_path / "out").exists()
-    assert "the same command goes on with it" in caplog.text
-    again = distilled("eagle3", epochs=2).path
-    name = "model.safetensors"
-    assert (again / name).read_bytes() == (whole / name).read_bytes()
+    whole = weights("whole")
+    for number, step in enumerate(("Writing answers", "Reading what", "Training (")):
+        monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / f"cache-{number}"))
+        caplog.clear()
+
+        def stop(what: str, fraction: float, step: str = step) -> None:
+            if what.startswith(step) and fraction > 0.1:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            weights("interrupted", stop)
+        assert not (tmp_path / "out").exists()
+        assert "the same command goes on with it" in caplog.text
+        assert weights(str(number)) == whole
 
 
 def test_a_full_disk_is_one_line_and_leaves_no_drafter(

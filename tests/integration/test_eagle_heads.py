@@ -14,7 +14,7 @@ import pytest
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.heads.drafting import RowScores
 from edge_spec.drafters.heads.eagle import EagleDrafter
-from edge_spec.drafters.heads.layers import EagleNetwork
+from edge_spec.drafters.heads.layers import LayersNetwork
 from edge_spec.drafters.protocol import Budget
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.heads import open_head
@@ -81,7 +81,7 @@ class Rig:
     tables: Tables
     model: ReferenceModel
     session: ReferenceSession
-    network: EagleNetwork
+    network: LayersNetwork
     drafter: Recording
     text: list[int]
 
@@ -127,7 +127,7 @@ def rig_of(target: StoredCheckpoint, tmp_path: Path) -> Iterator[Callable[..., R
         model = ReferenceModel(target)
         session = model.open_session()
         assert isinstance(session, ReferenceSession)
-        network = EagleNetwork(open_head(path, target.config), tables, float_backend())
+        network = LayersNetwork(open_head(path, target.config), tables, float_backend())
         drafter = Recording(network)
         drafter.attach(model, session)
         session.prefill(prompt[:-1])

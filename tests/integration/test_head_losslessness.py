@@ -18,10 +18,10 @@ from edge_spec.core.model import Runtime
 from edge_spec.core.rope import RopeScaling
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree
-from edge_spec.drafters.heads.dflash import DFlashDrafter, DFlashNetwork
+from edge_spec.drafters.heads.dflash import DFlashDrafter
 from edge_spec.drafters.heads.eagle import EagleDrafter
 from edge_spec.drafters.heads.independent import MedusaDrafter, MedusaNetwork
-from edge_spec.drafters.heads.layers import EagleNetwork
+from edge_spec.drafters.heads.layers import LayersNetwork
 from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.engine.engine import Engine
 from edge_spec.errors import EdgeSpecError, MissingDependencyError, UsageError
@@ -310,10 +310,8 @@ def _drafter(
     read = open_head(path, source.config)
     if isinstance(read, MedusaHead):
         return MedusaDrafter(MedusaNetwork(read, backend))
-    if isinstance(read, DFlashHead):
-        return DFlashDrafter(DFlashNetwork(read, StoredTables(source), backend))
-    network = EagleNetwork(read, StoredTables(source), backend)
-    return EagleDrafter(network)
+    network = LayersNetwork(read, StoredTables(source), backend)
+    return (DFlashDrafter if isinstance(read, DFlashHead) else EagleDrafter)(network)
 
 
 @pytest.mark.slow

@@ -16,10 +16,10 @@ import edge_spec
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import DFlashHead, EagleHead
 from edge_spec.drafters.draft.synced_session import Path as Drafted
-from edge_spec.drafters.heads.dflash import DFlashDrafter, DFlashNetwork
+from edge_spec.drafters.heads.dflash import DFlashDrafter
 from edge_spec.drafters.heads.drafting import RowScores
 from edge_spec.drafters.heads.eagle import EagleDrafter
-from edge_spec.drafters.heads.layers import EagleNetwork
+from edge_spec.drafters.heads.layers import LayersNetwork
 from edge_spec.drafters.protocol import Budget
 from edge_spec.errors import EdgeSpecError
 from edge_spec.exporters.heads import is_head, open_head, says_head
@@ -82,12 +82,9 @@ def write(directory: Path, config: dict[str, Any], tensors: Tensors) -> Path:
 
 def drafter_of(path: Path, tensors: Tensors) -> RecordingDFlash | RecordingEagle:
     head, tables = open_head(path, TARGET), Tables(tensors)
-    backend = float_backend()
-    drafter: RecordingDFlash | RecordingEagle
-    if isinstance(head, DFlashHead):
-        drafter = RecordingDFlash(DFlashNetwork(head, tables, backend))
-    else:
-        drafter = RecordingEagle(EagleNetwork(head, tables, backend))
+    network = LayersNetwork(head, tables, float_backend())
+    recording = RecordingDFlash if isinstance(head, DFlashHead) else RecordingEagle
+    drafter: RecordingDFlash | RecordingEagle = recording(network)
     drafter.seen = {}
     return drafter
 
@@ -99,7 +96,7 @@ class RecordingDFlash(DFlashDrafter):
 
     def _ranked(self, row: RowScores, path: Drafted) -> list[tuple[int, int]]:
         logits, chance = row.logits.copy(), None
-        weights = self._network.transitions
+        weights = self._transitions
         if weights is not None:
             last = path[-1] if path else self._pending
             logits[row.likeliest] += weights.weighed(row, last)[1]

@@ -17,7 +17,7 @@ from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.heads.drafting import RowScores
 from edge_spec.drafters.heads.eagle import EagleDrafter
-from edge_spec.drafters.heads.layers import EagleNetwork
+from edge_spec.drafters.heads.layers import LayersNetwork
 from edge_spec.drafters.protocol import Budget
 from edge_spec.errors import EdgeSpecError
 from edge_spec.exporters.gguf_model_info import GgufModelInfo, open_model_info
@@ -90,10 +90,10 @@ def model_of(path: Path) -> tuple[GgufModelInfo, LlamaCppModel]:
     return info, opened
 
 
-def network_of(head: Path, info: GgufModelInfo) -> EagleNetwork:
+def network_of(head: Path, info: GgufModelInfo) -> LayersNetwork:
     read = open_head(head, info.config)
     assert isinstance(read, EagleHead)
-    return EagleNetwork(read, StoredTables(info.shared_tables()), float_backend())
+    return LayersNetwork(read, StoredTables(info.shared_tables()), float_backend())
 
 
 def final_states(model: LlamaCppModel, tokens: list[int]) -> np.ndarray:
@@ -174,7 +174,7 @@ def test_scores_of_the_layer_are_those_of_transformers(
     np.testing.assert_allclose(scores, computed["logits"], atol=TOLERANCE, rtol=0)
 
 
-def scores_of_layer(network: EagleNetwork, computed: dict[str, np.ndarray]) -> np.ndarray:
+def scores_of_layer(network: LayersNetwork, computed: dict[str, np.ndarray]) -> np.ndarray:
     """[rows, vocab] of the layer's rows after all tokens but the first."""
     tokens = computed["tokens"]
     count, sizes = len(tokens) - 1, (1, 2, hybrid.KV_HEADS, len(tokens) - 1, hybrid.HEAD_DIM)

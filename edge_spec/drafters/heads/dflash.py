@@ -11,23 +11,20 @@ import numpy as np
 
 from edge_spec.core.heads import (
     BlockRows,
-    BlockStep,
     DFlashHead,
-    HeadBackend,
-    TargetTables,
 )
 from edge_spec.drafters.draft.draft_tree import FIRST, kind_of
 from edge_spec.drafters.draft.synced_session import Path
 from edge_spec.drafters.heads.drafting import HeadDrafter, RowScores, rows_of
 from edge_spec.drafters.heads.features import TextEntries
-from edge_spec.drafters.heads.layers import LayersNetwork, matrices_of
+from edge_spec.drafters.heads.layers import LayersNetwork
 from edge_spec.drafters.protocol import TRAITS
 
 _KEPT_ROWS = 1024  # tokens: 1 MB
 
 
 class TransitionWeights:
-    """A head's transitions, read from its file row by row and shared by conversations."""
+    """A head's transitions, read from its file row by row."""
 
     def __init__(self, head: DFlashHead) -> None:
         self._transitions, self._confidence = head.transitions, head.confidence
@@ -64,40 +61,29 @@ class TransitionWeights:
         return row
 
 
-class DFlashNetwork(LayersNetwork):
-    kind = DFlashHead.drafted_by
-
-    def __init__(self, head: DFlashHead, tables: TargetTables, backend: HeadBackend) -> None:
-        super().__init__(head, tables)
-        self.scored = head.scored
-        weighs = head.transitions is not None or head.confidence is not None
-        self.transitions = TransitionWeights(head) if weighs else None
-        self.bound_to = backend(head, matrices_of(head, tables)).bound_to
-        self._masks = self._embed(np.full(head.block_size - 1, head.mask_token))
-
-    def embedded(self, pending: int) -> np.ndarray:
-        """Return [block_size, hidden_size] of the block after this token."""
-        return np.concatenate([self._embed(np.array([pending])), self._masks])
-
-
 class DFlashDrafter(HeadDrafter):
     """Drafts with a DFlash or DSpark head. network: may be shared by conversations."""
 
     traits = TRAITS["dflash"]
-    _target: TextEntries[BlockStep]
+    _target: TextEntries
 
-    def __init__(self, network: DFlashNetwork) -> None:
-        super().__init__(network, TextEntries(network), len(network.scored))
-        self._network = network
+    def __init__(self, network: LayersNetwork) -> None:
+        head = network.head
+        assert isinstance(head, DFlashHead)
+        super().__init__(network, TextEntries(network), len(head.scored))
+        self._network, self._scored = network, head.scored
+        self._masks = network.embed(np.full(head.block_size - 1, head.mask_token))
+        weighs = head.transitions is not None or head.confidence is not None
+        self._transitions = TransitionWeights(head) if weighs else None
 
     def _decided_by(self, path: Path) -> Hashable:
-        weights = self._network.transitions
+        weights = self._transitions
         if weights is None:
             return super()._decided_by(path)
         return len(path), path[-1:]
 
     def _ranked(self, row: RowScores, path: Path) -> list[tuple[int, int]]:
-        weights = self._network.transitions
+        weights = self._transitions
         if weights is None:
             return super()._ranked(row, path)
         last = path[-1] if path else self._pending
@@ -113,8 +99,9 @@ class DFlashDrafter(HeadDrafter):
         return found
 
     def _score_heads(self, heads: Sequence[int]) -> list[RowScores]:
-        entries, block = self._target, self._network.embedded(self._pending)
-        text_end, first = len(self._target.text) - 1, self._network.scored.start
+        entries, text_end = self._target, len(self._target.text) - 1
+        pending, first = self._network.embed(np.array([self._pending])), self._scored.start
+        block = np.concatenate([pending, self._masks])
         for start, end in entries.missing():
             is_last = end == text_end
             rows = BlockRows(

@@ -8,7 +8,7 @@ paths with the highest product of chances.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -77,7 +77,7 @@ class HeadDrafter(LearningDrafter):
     def __init__(
         self,
         network: HeadNetwork,
-        target: TextEntries[Any] | LastState,
+        target: TextEntries | LastState,
         num_heads: int | None = None,
         in_one_pass: bool = True,
     ) -> None:

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edge_spec.core.heads import EagleStep, EntryRows
+from edge_spec.core.heads import EagleHead, EntryRows
 from edge_spec.drafters.draft.synced_session import Path
 from edge_spec.drafters.heads.drafting import HeadDrafter, RowScores, head_scores, rows_of
 from edge_spec.drafters.heads.features import WINDOW, TextEntries
-from edge_spec.drafters.heads.layers import EagleNetwork
+from edge_spec.drafters.heads.layers import LayersNetwork
 from edge_spec.drafters.protocol import TRAITS
 
 _FIRST = np.zeros(1, np.int64)  # of one row
@@ -27,12 +27,14 @@ class EagleDrafter(HeadDrafter):
     token i + 1, has position i + 1 in the text."""
 
     traits = TRAITS["eagle"]
-    _target: TextEntries[EagleStep]
+    _target: TextEntries
 
-    def __init__(self, network: EagleNetwork) -> None:
-        entries = TextEntries(network, min(WINDOW, network.window or WINDOW), tokens_after=1)
-        super().__init__(network, entries, None if network.masks is None else network.masks.count)
-        self._network = network
+    def __init__(self, network: LayersNetwork) -> None:
+        head = network.head
+        assert isinstance(head, EagleHead)
+        entries = TextEntries(network, min(WINDOW, head.window or WINDOW), tokens_after=1)
+        super().__init__(network, entries, None if head.masks is None else head.masks.count)
+        self._network, self._masks = network, head.masks
         self._made: dict[Path, tuple[int, np.ndarray]] = {}  # slot and state of draft tokens
 
     def take_features(self, position: int, features: np.ndarray) -> None:
@@ -75,7 +77,7 @@ class EagleDrafter(HeadDrafter):
         """Read the unread text and `num_masks` masks after it. Returns the last pass's states, and
         the logits of the pending token and the masks."""
         entries, network = self._target, self._network
-        text, masks = entries.text, network.masks
+        text, masks = entries.text, self._masks
         entries.forget(len(text) - 2)  # the pending token's entry is scored anyway
         for start, end in entries.missing(num_masks):
             more = num_masks if end == len(text) - 1 else 0
@@ -87,7 +89,7 @@ class EagleDrafter(HeadDrafter):
             slots = np.arange(first_slot, first_slot + num_rows)[:, None]
             seen = np.arange(first_slot + num_rows)
             sees = (seen <= slots) & (seen > slots - entries.window)
-            found = entries.step(
+            found: tuple[np.ndarray, np.ndarray] = entries.step(
                 EntryRows(
                     network.embed(np.array(tokens)),
                     features,

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from edge_spec.core.config import ModelConfig
 from edge_spec.core.features import GivesFeatures
 from edge_spec.core.model import Forward, Session
 from edge_spec.core.tree import Verdict
+from edge_spec.drafters.heads.layers import LayersNetwork
 from edge_spec.errors import UnsupportedModelError
 
 WINDOW = 2048  # entries that a row sees, as long as training texts
 _ROWS_AT_ONCE = 256
-Step = TypeVar("Step")
-Step_co = TypeVar("Step_co", covariant=True)
 # The drafter last attached to a session reads what it computes. Its successor is attached before it
 # is closed.
 readers: WeakKeyDictionary[Any, object] = WeakKeyDictionary()
@@ -103,18 +101,7 @@ class FeatureStore:
         self._rows = {position: self._rows[position] for position in kept}
 
 
-class ReadsFeatures(Protocol[Step_co]):
-    """The weights of a head that reads features."""
-
-    config: ModelConfig  # of its layers
-    feature_layers: Sequence[int]  # see `core.features`
-    features_size: int  # concatenated, per token
-
-    def bound_to(self, cache: np.ndarray) -> Step_co:
-        """Return a step that makes entries in a cache, [layers, 2, kv_heads, slots, head_dim]."""
-
-
-class TextEntries(Generic[Step]):
+class TextEntries:
     """What a head has read of a text: features, and an entry of keys and values for each.
 
     `step` makes entries when needed. Slot 0 is the entry of feature `first`; slots after the text's
@@ -122,12 +109,7 @@ class TextEntries(Generic[Step]):
     reads.
     """
 
-    def __init__(
-        self,
-        network: ReadsFeatures[Step],
-        window: int = WINDOW,
-        tokens_after: int = 0,
-    ) -> None:
+    def __init__(self, network: LayersNetwork, window: int = WINDOW, tokens_after: int = 0) -> None:
         self.window = window
         self.text: list[int] = []  # ends with the pending token
         self.store = FeatureStore(network.features_size, window)

@@ -59,31 +59,25 @@ class HeadNetwork:
         self.token_ids = token_ids
 
 
-class LayersNetwork(HeadNetwork):
-    """A head whose layers read the target's features."""
-
-    def __init__(self, head: EagleHead | DFlashHead, tables: TargetTables) -> None:
-        super().__init__(head.config.vocab_size, head.token_ids)
-        self.config = head.config
-        self.feature_layers: Sequence[int] = head.feature_layers
-        self.features_size = len(head.feature_layers) * head.feature_size
-        self._embed = head.embed_rows or tables.embed
-
-
 _KEPT_ROWS = 2048  # embeddings: 32 MB for the widest heads
 
 
-class EagleNetwork(LayersNetwork):
-    kind = EagleHead.drafted_by
+class LayersNetwork(HeadNetwork):
+    """A head whose layers read the target's features."""
 
-    def __init__(self, head: EagleHead, tables: TargetTables, backend: HeadBackend) -> None:
-        super().__init__(head, tables)
-        self.window, self.masks = head.window, head.masks
+    def __init__(
+        self, head: EagleHead | DFlashHead, tables: TargetTables, backend: HeadBackend
+    ) -> None:
+        super().__init__(head.config.vocab_size, head.token_ids)
+        self.head, self.kind, self.config = head, head.drafted_by, head.config
+        self.feature_layers: Sequence[int] = head.feature_layers
+        self.features_size = len(head.feature_layers) * head.feature_size
         self.bound_to = backend(head, matrices_of(head, tables)).bound_to
+        self._embed = head.embed_rows or tables.embed
         self._embedded = lru_cache(_KEPT_ROWS)(lambda token: self._embed(np.array([token])))
 
     def embed(self, tokens: np.ndarray) -> np.ndarray:
         """Return [rows, hidden_size]. Few tokens are mostly recent ones, so those are cached."""
-        if len(tokens) > _FEW_ROWS:
+        if not 0 < len(tokens) <= _FEW_ROWS:
             return self._embed(tokens)
         return np.concatenate([self._embedded(token) for token in tokens.tolist()])

@@ -14,19 +14,9 @@ from edge_spec.drafters.jacobi import JacobiDrafter, LookaheadDrafter, WindowSiz
 from edge_spec.drafters.lookup.recycling import RecyclingDrafter
 from edge_spec.drafters.lookup.suffix import PredictionDrafter, SuffixDrafter
 from edge_spec.scheduler.policy import FixedPolicy
-from edge_spec.testing import ScriptedModel, random_logits
+from edge_spec.testing import ScriptedModel
+from fixtures.greedy_rounds import models, prompts
 
-models = st.builds(
-    lambda vocab, order, seed, scale: ScriptedModel(
-        # Another function of the tokens for each seed.
-        lambda tokens: random_logits(vocab, order, scale)(tuple(t + 10 * seed for t in tokens)),
-        vocab,
-    ),
-    vocab=st.integers(3, 8),
-    order=st.integers(1, 4),
-    seed=st.integers(0, 1000),
-    scale=st.sampled_from([0.5, 2.0, 5.0]),
-)
 policies = st.builds(
     FixedPolicy,
     max_draft_tokens=st.integers(1, 30),
@@ -50,7 +40,6 @@ drafters = st.one_of(
     jacobi,
     st.tuples(suffix, recycling, lookahead, jacobi).map(CompositeDrafter),
 )
-prompts = st.lists(st.integers(0, 2), min_size=1, max_size=8)
 sampling = st.builds(
     SamplingParams,
     temperature=st.just(0.8),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.lookup.answers import CorpusDrafter, _kind, _priors
 from edge_spec.drafters.lookup.corpus_index import MAX_MATCH, index_of
 from edge_spec.drafters.protocol import Budget
-from edge_spec.drafters.tree_builder import LearntAcceptance
 
 VOCAB_SIZE = 100
 BUDGET = Budget(num_draft_tokens=4, num_rows=64)
@@ -85,28 +83,3 @@ def test_the_text_is_followed_however_it_comes(
         begin += cut
     assert paths(by_parts.propose(text[-1], BUDGET)) == paths(proposed(whole, text))
     assert len(by_parts._text) <= MAX_MATCH
-
-
-@pytest.mark.parametrize(
-    ("written", "learnt"),
-    [
-        # Draft tokens 13 14 15 16 after a match of 3, and below it of 4, 5 and 6.
-        ((13, 14, 15, 16, 17), [(3, True), (4, True), (5, True), (6, True)]),
-        ((13, 50), [(3, True), (4, False)]),
-        ((50,), [(3, False)]),
-        ((13,), [(3, True)]),
-    ],
-)
-def test_each_draft_token_that_the_text_decides_is_learnt_from_once(
-    monkeypatch: Any, written: tuple[int, ...], learnt: list[tuple[int, bool]]
-) -> None:
-    seen: list[tuple[int, bool]] = []
-    monkeypatch.setattr(
-        LearntAcceptance, "observe", lambda self, kind, right: seen.append((kind, right))
-    )
-    drafter = drafter_of(POEM)
-    proposed(drafter, [10, 11, 12])
-    write(drafter, *written)  # whatever tree was verified
-    assert seen == [(_kind(length, 1, 1), right) for length, right in learnt]
-    write(drafter, 14)  # a round in which nothing was proposed
-    assert len(seen) == len(learnt)
