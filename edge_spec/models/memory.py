@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import RuntimeOptions
@@ -18,6 +18,7 @@ from edge_spec.models.devices import (
     CPU,
     PLANNED_TOKENS,
     Device,
+    DeviceListing,
     Memory,
     Sizing,
     format_bytes,
@@ -36,14 +37,6 @@ _STEP_TOKENS = 256
 # Bytes by label: MAIN, or a device with its own memory, such as "llamacpp cuda0", counted for each
 # runtime that uses it.
 Bytes = Mapping[str, int]
-
-
-@runtime_checkable
-class ListsMemory(Protocol):
-    """A runtime that knows its devices' memory without trying them."""
-
-    def memory_devices(self, options: RuntimeOptions) -> Sequence[Device]:
-        """Return named devices with memory of their own or a share of main memory."""
 
 
 def shortage(needs: Bytes, there: Bytes, free: str = " free") -> str | None:
@@ -168,8 +161,8 @@ def forecast(
         memory = runtime.memory(prepared.source, how, num_tokens)
         role = "draft" if models else "target"
         models.append(ModelMemory(role, prepared.name, runtime.name, memory))
-        if memory.on_devices and isinstance(runtime, ListsMemory):
-            listed += runtime.memory_devices(how)
+        if memory.on_devices and isinstance(runtime, DeviceListing):
+            listed += runtime.devices(how)
     return Forecast(tuple(models), free_bytes(), by_label(listed))
 
 

@@ -77,10 +77,6 @@ class LlamaCppRuntime(Runtime):
     def devices(self, options: RuntimeOptions) -> list[placement.Device]:
         return list(listed(self.name, self._library(), options.rpc_servers))
 
-    def memory_devices(self, options: RuntimeOptions) -> list[placement.Device]:
-        """See `edge_spec.models.memory.ListsMemory`. Omits RPC servers."""
-        return list(listed(self.name, self._library(), ()))
-
     def open_tokenizer(self, source: ModelInfo) -> LibraryTokenizer:
         """Raises MissingDependencyError, ModelFileError."""
         bos_id = source.bos_id if source.adds_bos else None

@@ -112,7 +112,7 @@ class Card:
     def memory(self, source: Any, options: RuntimeOptions, num_tokens: int) -> Memory:
         return Memory(1, 0, 0, on_devices={"gpu0": num_tokens * 1_000_000})
 
-    def memory_devices(self, options: RuntimeOptions) -> list[Device]:
+    def devices(self, options: RuntimeOptions) -> list[Device]:
         return [self._device]
 
 

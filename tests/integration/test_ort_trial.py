@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from edge_spec.core.model import RuntimeOptions
-from edge_spec.errors import DeviceError
+from edge_spec.errors import DeviceError, SessionError, UsageError
 from edge_spec.models.bundle import Bundle
 from edge_spec.runtimes.ort import OrtRuntime, devices, graph_loader
 from edge_spec.runtimes.ort.devices import PROCESSOR
+from edge_spec.runtimes.ort.model import OrtModel
 from edge_spec.runtimes.static import trial
 
 onnxruntime: Any = pytest.importorskip("onnxruntime")
@@ -33,9 +34,9 @@ def test_scores_of_another_model_are_refused_and_those_of_a_coarser_one_taken(
             trial.require_same(wrong, whole, "odd")
 
 
-def pretend(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a GPU be the CPU under another name."""
-    names = {"odd": PROCESSOR._replace(name="odd", kind="gpu"), "cpu": PROCESSOR}
+def pretend(monkeypatch: pytest.MonkeyPatch, name: str = "odd", kind: str = "gpu") -> None:
+    """Let a device be the CPU under another name."""
+    names = {name: PROCESSOR._replace(name=name, kind=kind), "cpu": PROCESSOR}
     monkeypatch.setattr(devices, "choose", lambda library, wanted: names[(*wanted, "cpu")[0]])
 
 
@@ -75,3 +76,28 @@ def test_a_model_whose_operators_stay_on_the_cpu_is_refused(
         with pytest.raises(DeviceError, match=f"{heavy} of .*on the CPU, not on odd") as caught:
             OrtRuntime().open(exported("llama", kind), RuntimeOptions(providers=("odd",)))
         assert caught.value.remedy == "Choose another --device or --runtime."
+
+
+def test_an_npu_takes_only_what_was_compiled_for_it(
+    exported: Exported, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, "qnn", "npu")
+    with pytest.raises(UsageError, match=r"which qnn does not run.*--format qnn") as caught:
+        OrtRuntime().open(exported(), RuntimeOptions(providers=("qnn",)))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_trial_that_fails_on_the_cpu_leaves_nothing_open(
+    exported: Exported, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle, closed = exported(), []
+    pretend(monkeypatch)
+    monkeypatch.setattr(OrtModel, "close", lambda model: closed.append(model))
+
+    def fails(model: Any) -> np.ndarray:
+        raise SessionError("it failed", remedy="Try again.")
+
+    monkeypatch.setattr(trial, "scores", fails)
+    with pytest.raises(SessionError, match="it failed"):
+        OrtRuntime().open(bundle, RuntimeOptions(providers=("odd",)))
+    assert len(closed) == 1
