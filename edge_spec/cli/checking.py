@@ -106,7 +106,7 @@ def plan(
         str | None, typer.Option(help="A smaller model that may draft for it, auto, or none.")
     ] = None,
     refresh: Annotated[
-        bool, typer.Option("--refresh", help="Measure again what was measured before.", metavar="")
+        bool, options.switch("--refresh", help="Measure again what was measured before.")
     ] = False,
     json: options.Json = False,
 ) -> None:
