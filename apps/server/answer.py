@@ -122,7 +122,7 @@ class Pool:
 
 
 class OpenModel:
-    """A model's slots: its engine and forks of it, which `close` closes."""
+    """A model's slots: its engine and forks of it. `close` ends what opening it began."""
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from itertools import count
 from threading import Thread
 from typing import TypeVar
@@ -52,7 +52,7 @@ class Models:
         """Open the first model. served: an engine, which stays the caller's to close, or models."""
         if isinstance(served, Engine):
             engine = served
-            served = [ModelOnDemand(engine.name, lambda **_: engine.fork())]
+            served = [ModelOnDemand(engine.name, lambda **_: _lent(engine))]
         models = Models(list(map(ServedModel, served)), options)
         models.find(None).take(OpenModel(served[0], options))
         return models
@@ -248,6 +248,15 @@ class Models:
             await asyncio.to_thread(opened.close)
         except Exception:
             _log.exception("%s failed to close", model.name)
+
+
+@contextmanager
+def _lent(engine: Engine) -> Iterator[Engine]:
+    """Leave an engine open, with the drafter that it had."""
+    drafter = engine.drafter
+    yield engine
+    if engine.drafter != drafter:
+        engine.set_drafter(drafter)
 
 
 def _in_thread(open: Callable[[], OpenModel]) -> Future[OpenModel]:
