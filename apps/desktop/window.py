@@ -18,7 +18,6 @@ import webview
 from edge_spec import Engine
 from edge_spec.apps.server import RunningServer, ServerOptions
 from edge_spec.errors import DeviceError, MissingDependencyError, install
-from edge_spec.loader import ModelOnDemand
 
 _BROWSER_INSTEAD = "Run edge-spec serve and open its address in a browser."
 _CLOSING_S = 3.0  # longest wait for rounds in progress and for models after the window is closed
@@ -53,8 +52,7 @@ def run(
             own = replace(options or ServerOptions(), port=0, api_key=key, grace_s=0.0)
             if closed.is_set():
                 return
-            model = ModelOnDemand(engine.name, lambda **_: engine)  # no fork, which takes memory
-            with RunningServer([model], own) as server:
+            with RunningServer(engine, own) as server:
                 announce(engine.name, server.url, server.port)
                 # After "#", to keep the key out of requests, logs and process lists.
                 window.load_url(f"{server.url}/#key={key}")

@@ -12,8 +12,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from itertools import count
-from typing import Any
+from typing import Any, Literal
 
 from edge_spec import Chunk, Engine, FinishReason, GenerationResult
 from edge_spec.apps.answering import Stop
@@ -121,7 +122,7 @@ class Pool:
 
 
 class OpenModel:
-    """A model's slots: its engine and forks of it, which `close` closes."""
+    """A model's slots: its engine and forks of it. `close` ends what opening it began."""
 
     def __init__(
         self,
@@ -151,6 +152,33 @@ class OpenModel:
 
     def close(self) -> None:
         self._opened.close()
+
+
+class ServedModel:
+    """One of a server's models. Use it only in the event loop.
+
+    users: requests that keep it open. num_waiting: requests that wait until it is open.
+    """
+
+    def __init__(self, on_demand: ModelOnDemand) -> None:
+        self.name, self.aliases = on_demand.name, on_demand.aliases
+        self.since = datetime.now(UTC).replace(microsecond=0)
+        self.on_demand = on_demand
+        self.opened: OpenModel | None = None
+        self.opening: asyncio.Task[ApiError | None] | None = None
+        self.context_length: int | None = None  # known once it was open
+        self.users = 0
+        self.num_waiting: int = 0
+        self.last_use = 0
+
+    @property
+    def status(self) -> Literal["loaded", "loading", "unloaded"]:
+        if self.opened is not None:
+            return "loaded"
+        return "unloaded" if self.opening is None else "loading"
+
+    def take(self, opened: OpenModel) -> None:
+        self.opened, self.context_length = opened, opened.engine.context_length
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 from fastapi import FastAPI, Request
 
 from edge_spec import SamplingParams
-from edge_spec.apps.server.answer import OpenModel
+from edge_spec.apps.server.answer import OpenModel, ServedModel
 from edge_spec.apps.server.body import Body
-from edge_spec.apps.server.models import Models, ServedModel
+from edge_spec.apps.server.models import Models
 from edge_spec.cli.options import ServerOptions
 from edge_spec.core.recommended_sampling import sampling_source, sampling_text
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from edge_spec import GenerationResult
-
-if TYPE_CHECKING:
-    from edge_spec.apps.server.models import ServedModel
+from edge_spec.apps.server.answer import ServedModel
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _WAITS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)

@@ -7,14 +7,13 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, suppress
-from datetime import UTC, datetime
+from contextlib import asynccontextmanager, contextmanager, suppress
 from itertools import count
 from threading import Thread
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from edge_spec import EdgeSpecError, Engine
-from edge_spec.apps.server.answer import OpenModel, ServerAnswer, Work
+from edge_spec.apps.server.answer import OpenModel, ServedModel, ServerAnswer, Work
 from edge_spec.apps.server.errors import ApiError, cannot_be_opened, overloaded, shutting_down
 from edge_spec.apps.server.metrics import Metrics
 from edge_spec.apps.server.request import read
@@ -28,33 +27,6 @@ _LATEST = ":latest"  # Ollama's clients add it to names
 _CLOSING_S = 5.0  # longest wait for a model still being opened when the server ends
 
 _log = logging.getLogger(__name__)
-
-
-class ServedModel:
-    """One of a server's models. Use it only in the event loop.
-
-    users: requests that keep it open. num_waiting: requests that wait until it is open.
-    """
-
-    def __init__(self, on_demand: ModelOnDemand) -> None:
-        self.name, self.aliases = on_demand.name, on_demand.aliases
-        self.since = datetime.now(UTC).replace(microsecond=0)
-        self.on_demand = on_demand
-        self.opened: OpenModel | None = None
-        self.opening: asyncio.Task[ApiError | None] | None = None
-        self.context_length: int | None = None  # known once it was open
-        self.users = 0
-        self.num_waiting: int = 0
-        self.last_use = 0
-
-    @property
-    def status(self) -> Literal["loaded", "loading", "unloaded"]:
-        if self.opened is not None:
-            return "loaded"
-        return "unloaded" if self.opening is None else "loading"
-
-    def take(self, opened: OpenModel) -> None:
-        self.opened, self.context_length = opened, opened.engine.context_length
 
 
 class Models:
@@ -80,7 +52,7 @@ class Models:
         """Open the first model. served: an engine, which stays the caller's to close, or models."""
         if isinstance(served, Engine):
             engine = served
-            served = [ModelOnDemand(engine.name, lambda **_: engine.fork())]
+            served = [ModelOnDemand(engine.name, lambda **_: _lent(engine))]
         models = Models(list(map(ServedModel, served)), options)
         models.find(None).take(OpenModel(served[0], options))
         return models
@@ -216,7 +188,7 @@ class Models:
             asyncio.run_coroutine_threadsafe(self._make_room(model, forecast), loop).result()
 
         def open_model() -> OpenModel:
-            opened = OpenModel(model.on_demand, self._options, _pass_over, make_room)
+            opened = OpenModel(model.on_demand, self._options, lambda *_: None, make_room)
             if self._has_ended:
                 opened.close()
                 raise shutting_down()
@@ -278,8 +250,13 @@ class Models:
             _log.exception("%s failed to close", model.name)
 
 
-def _pass_over(what: str, fraction: float) -> None:
-    """Ignore progress."""
+@contextmanager
+def _lent(engine: Engine) -> Iterator[Engine]:
+    """Leave an engine open, with the drafter that it had."""
+    drafter = engine.drafter
+    yield engine
+    if engine.drafter != drafter:
+        engine.set_drafter(drafter)
 
 
 def _in_thread(open: Callable[[], OpenModel]) -> Future[OpenModel]:

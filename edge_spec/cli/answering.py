@@ -296,11 +296,9 @@ def desktop(
     """
     entry_points.load_app("desktop")(
         partial(open_engine, model, loading, needs_chat=True, learns=learn),
-        _say_where,
+        lambda name, url, port: print(
+            f"{name} is in the window, served on {url}.", file=sys.stderr, flush=True
+        ),
         title=model,
         options=ServerOptions(parallel=_PARALLEL, sampling=sampling),
     )
-
-
-def _say_where(model: str, url: str, port: int) -> None:
-    print(f"{model} is in the window, served on {url}.", file=sys.stderr, flush=True)

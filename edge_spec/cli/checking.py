@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -74,7 +74,7 @@ def plan(
         str | None, typer.Option(help="A smaller model that may draft for it, auto, or none.")
     ] = None,
     refresh: Annotated[
-        bool, typer.Option("--refresh", help="Measure again what was measured before.", metavar="")
+        bool, options.switch("--refresh", help="Measure again what was measured before.")
     ] = False,
     json: options.Json = False,
 ) -> None:
@@ -137,9 +137,6 @@ def _memory(main: int, on_devices: Mapping[str, int]) -> str:
     return " + ".join([format_bytes(main), *parts])
 
 
-_PEER_WEIGHTS = "Q4_0"  # every other library for GGUF reads it
-
-
 @dataclass(frozen=True)
 class BenchOptions:
     prompts: Path | None = option(
@@ -153,7 +150,7 @@ class BenchOptions:
         "Prompts of a category to answer again, sampled as the model's makers recommend; 0: none.",
         least=0,
     )
-    peers: bool = option(False, "Measure llama-server, too.", flag="--peers")
+    peers: bool = option(False, "Measure llama-server, too, on the same GGUF file.", flag="--peers")
 
 
 def bench(
@@ -176,11 +173,10 @@ def bench(
             f"{', '.join(remembering)} remembers answers, so repetitions would measure its memory",
             remedy="Add --repeat 1.",
         )
-    weights = _shared_weights(model, loading) if asked.peers else None
-    opened = str(weights.gguf) if weights else model
-    with open_engine(opened, loading, explain=explain) as engine:
+    gguf = _peers_file(model) if asked.peers else None
+    with open_engine(str(gguf or model), loading, explain=explain) as engine:
         plan = make_plan(engine, entries, asked.max_tokens, asked.repeat)
-        measured, peer = _measure(engine, plan, weights)
+        measured, peer = _measure(engine, plan, gguf, loading.threads)
         if not measured.answered:
             raise KeyboardInterrupt
         drawn = None
@@ -188,7 +184,7 @@ def bench(
             drawn = _sample(engine, measured, asked.sampled)
         settings = _bench_settings(engine, loading) | {
             "model": readable(Path(model).name),
-            "weights": weights.name if weights else engine.parts.name,
+            "weights": gguf.name if gguf else engine.parts.name,
             "prompts": readable(asked.prompts.name) if asked.prompts else "edge-spec's own",
             "max_tokens": asked.max_tokens,
         }
@@ -214,37 +210,29 @@ def _bench_settings(engine: Engine, loading: options.AskedOptions) -> dict[str, 
     }
 
 
-class _Weights(NamedTuple):
-    """A GGUF file that peers can read, too."""
-
-    gguf: Path
-    name: str
-    threads: int
-
-
-def _shared_weights(model: str, loading: options.AskedOptions) -> _Weights:
-    """Choose one GGUF file for all sides, ours included."""
-    from edge_spec.core.export import ExportOptions
-    from edge_spec.models.model_plan import ModelPlan
+def _peers_file(model: str) -> Path:
+    """Return the GGUF file that all sides read. Raises UsageError for a model in another form."""
     from edge_spec.models.source import Source
-    from edge_spec.scheduler.machine import available_cores
 
     with ProgressBar() as progress:
-        source = Source(model, progress)
-        own_file = not source.is_demo and source.at("gguf").is_file()
-        quantization = None if own_file else _PEER_WEIGHTS
-        plan = ModelPlan(source, "llamacpp", export=ExportOptions(quantization))
-        gguf = plan.prepare(progress).source.path
-    name = gguf.name if own_file else f"{source.name} as {quantization}"
-    return _Weights(gguf, name, loading.threads or available_cores())
+        path = Source(model, progress).at("gguf")
+    if not path.is_file():
+        raise UsageError(
+            f"--peers is for a GGUF file, which {model} is not",
+            remedy="Write one with edge-spec export --format gguf.",
+        )
+    return path
 
 
 def _measure(
-    engine: Engine, plan: BenchPlan, weights: _Weights | None
+    engine: Engine, plan: BenchPlan, gguf: Path | None, threads: int | None
 ) -> tuple[BenchMeasurement, Peer | None]:
     from edge_spec.diagnostics.bench.measuring import measure, open_peer, own_sides
+    from edge_spec.scheduler.machine import available_cores
 
-    opening = nullcontext() if weights is None else open_peer(*weights, plan)
+    opening: AbstractContextManager[Peer | None] = nullcontext()
+    if gguf is not None:
+        opening = open_peer(gguf, gguf.name, threads or available_cores(), plan)
     with ProgressBar() as progress, opening as peer:
         sides = [*own_sides(engine), *(peer.sides if peer else ())]
         return measure(sides, plan, progress), peer

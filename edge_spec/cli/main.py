@@ -13,7 +13,7 @@ import typer
 from edge_spec.cli.answering import chat, desktop, generate, serve
 from edge_spec.cli.checking import bench, devices, doctor, plan, verify
 from edge_spec.cli.converting import export, pull
-from edge_spec.cli.options import with_groups
+from edge_spec.cli.options import switch, with_groups
 from edge_spec.cli.signals import INTERRUPTED, READER_LEFT, EndSignals
 from edge_spec.cli.training import distill, learn, tune_skip
 from edge_spec.errors import EdgeSpecError
@@ -47,14 +47,10 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def configure(
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Show where an error comes from.", metavar="")
-    ] = False,
+    debug: Annotated[bool, switch("--debug", help="Show where an error comes from.")] = False,
     version: Annotated[
         bool,
-        typer.Option(
-            "--version", callback=_show_version, is_eager=True, help="Show the version.", metavar=""
-        ),
+        switch("--version", callback=_show_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
     if debug:

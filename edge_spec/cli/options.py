@@ -105,8 +105,8 @@ class SamplingOptions:
     @property
     def asked(self) -> dict[str, Any]:
         """The given values, by their names in SamplingParams."""
-        given = {name: value for name, value in vars(self).items() if value is not None}
-        return {name: value for name, value in given.items() if name not in _OF_NO_DRAW}
+        given = vars(self).items()
+        return {name: each for name, each in given if each is not None and name not in _OF_NO_DRAW}
 
 
 def _require_in_range(options: Any) -> None:
@@ -220,22 +220,17 @@ def _is_ip(name: str) -> bool:
 
 Model = Annotated[str, typer.Argument(help=MODEL_HELP)]
 NamedModel = Annotated[str, typer.Argument(help=MODEL_HELP, show_default=False)]
+switch = partial(typer.Option, metavar="")
 Learn = Annotated[
     bool,
-    typer.Option(
+    switch(
         "--learn",
         help="Keep answers on this machine, and train a head on them while idle: drafters.md.",
         rich_help_panel="Model and drafting",
-        metavar="",
     ),
 ]
-Explain = Annotated[
-    bool,
-    typer.Option("--explain", help="Print what runs, what drafts and why, first.", metavar=""),
-]
-Json = Annotated[
-    bool, typer.Option("--json", help="Print one JSON document on stdout.", metavar="")
-]
+Explain = Annotated[bool, switch("--explain", help="Print what runs, what drafts and why, first.")]
+Json = Annotated[bool, switch("--json", help="Print one JSON document on stdout.")]
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from pathlib import Path
@@ -229,7 +229,7 @@ class ModelOnDemand:
     """
 
     name: str
-    open: Callable[..., Engine]
+    open: Callable[..., AbstractContextManager[Engine]]
     aliases: tuple[str, ...] = ()
 
 

@@ -116,3 +116,10 @@ def test_a_server_that_is_not_here_is_noted(bench: Any, monkeypatch: pytest.Monk
     peers = json.loads(out)["peers"]
     assert list(peers) == ["llama-server"] and "not on the PATH" in peers["llama-server"]["note"]
     assert peers["llama-server"]["plain_per_second"] is None
+
+
+def test_a_server_is_compared_on_one_file(
+    hf: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["bench", str(hf()), "--peers", *SHORT]) == 2
+    assert "--peers is for a GGUF file" in capsys.readouterr().err
