@@ -30,6 +30,7 @@ TOKENIZERS = [
     byte_tokenizer(["[THINK]", "[/THINK]"]),
     byte_tokenizer(["[THINK]", "[/THINK]"], ["<think>", "</think>"]),
     byte_tokenizer(["[THINK]", "[/THINK]"], ["o</", ">\n\n", "nk>Y", " <", "\n</think>"]),
+    byte_tokenizer(["[THINK]", "[/THINK]"], ["o\n</think>\n\nY"]),
 ]
 
 
@@ -184,6 +185,12 @@ def without_ids(result: GenerationResult) -> GenerationResult:
 
 
 def test_a_stop_string_ends_the_text_and_no_thought() -> None:
+    tags = byte_tokenizer(["[THINK]", "[/THINK]", "<tool_call>", "</tool_call>"])
+    form = replace(CALLS, thought=None, is_opened=False)
+    for stops in ((), ["st"]):  # which a call divides
+        result, _ = written(f"s{CALL} </tool_call>t", form, stops, tokenizer=tags)
+        assert (result.text, result.stop) == ("s t", None)
+    assert written(f"s{CALL}t", form, ["st"])[0].text == "st"
     form = AnswerForm(THINK, is_opened=True)
     result, _ = written("so stop it\n</think>\n\nYes stop it", form, stops=["stop"])
     assert (result.reasoning, result.text) == ("so stop it", "Yes ")
