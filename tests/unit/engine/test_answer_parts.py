@@ -30,7 +30,6 @@ TOKENIZERS = [
     byte_tokenizer(["[THINK]", "[/THINK]"]),
     byte_tokenizer(["[THINK]", "[/THINK]"], ["<think>", "</think>"]),
     byte_tokenizer(["[THINK]", "[/THINK]"], ["o</", ">\n\n", "nk>Y", " <", "\n</think>"]),
-    byte_tokenizer(["[THINK]", "[/THINK]"], ["o\n</think>\n\nY"]),
 ]
 
 
@@ -99,6 +98,16 @@ def test_each_token_has_the_text_that_it_wrote() -> None:
     result, _ = written(f"{AIM}<<c><|end|>{SAY}Yes <<b>.", CHANNELS)
     assert (result.reasoning, result.text) == ("<<c>", "Yes <<b>.")
     assert {token.text for token in result.tokens} <= {"", *"<c>Yes b."}
+
+
+def test_a_token_may_write_of_two_parts() -> None:
+    """It belongs to the first."""
+    tokenizer = byte_tokenizer([], ["o\n</think>\n\nY"])
+    answer = "<think>\nso\n</think>\n\nYes."
+    result, _ = written(answer, AnswerForm(THINK), tokenizer=tokenizer)
+    assert (result.reasoning, result.text) == ("so", "Yes.")
+    texts = [token.text for token in result.tokens if token.kind is PartKind.REASONING]
+    assert "".join(texts) == "so"
 
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
