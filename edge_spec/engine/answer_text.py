@@ -157,7 +157,6 @@ class AnswerText:
 
     def _read_text(self, part: Part) -> None:
         start = part.end - len(part.text)
-        self._assign_until(start)
         begun = min(self._unread[0].start, part.end) if self._unread else part.end
         if begun > start:  # its token is handed out with another part
             text = part.text[: begun - start]

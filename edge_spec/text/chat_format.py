@@ -74,13 +74,16 @@ class OpenedTemplate:
         """ends: tokens that end or begin a text."""
         self.template = ChatTemplate(source, special_tokens=special_tokens)
         self.traits = TemplateTraits(self.template.render, codec.added_tokens)
-        self.control_tokens = ControlTokens(codec, self.template, self.traits, ends)
+        self.control_tokens = ControlTokens(codec, self.template, self._around, ends)
         self._codec = codec
 
     @cached_property
     def thought(self) -> ThoughtForm | None:
         """How the model marks thoughts; None if it has none."""
         return thought_form(self.template.source, self.traits.shown, self._codec.added_tokens())
+
+    def _around(self) -> str:
+        return self.traits.conversation.partition(FOLLOW_UP)[0]
 
     def render(self, messages: Sequence[Message], tools: Tools, options: PromptOptions) -> str:
         try:

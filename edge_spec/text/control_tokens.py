@@ -18,7 +18,6 @@ from edge_spec.core.text_codec import TextCodec
 from edge_spec.text.chat_template import ChatTemplate
 from edge_spec.text.given_encoding import fresh_characters, occurrences, pattern_of, touches
 from edge_spec.text.plain_messages import ROLES
-from edge_spec.text.template_traits import FOLLOW_UP, TemplateTraits
 
 # Control tokens whether or not the tokenizer marks them as special.
 CONTROL_TEXT = re.compile(r"<[|\uff5c].*[|\uff5c]>")
@@ -46,18 +45,19 @@ class ControlTokens:
         self,
         codec: TextCodec,
         template: ChatTemplate,
-        traits: TemplateTraits,
+        around: Callable[[], str],
         ends: Collection[int],
     ) -> None:
-        """ends: tokens that end or begin a text."""
+        """around: what the template writes around messages; "" if unknown. ends: tokens that end or
+        begin a text."""
         self._codec = codec
         self._template = template
-        self._traits = traits
+        self._find_around = around
         self._ends = ends
 
-    @property
+    @cached_property
     def _around(self) -> str:
-        return self._traits.conversation.partition(FOLLOW_UP)[0]
+        return self._find_around()
 
     @cached_property
     def control(self) -> frozenset[str]:

@@ -100,6 +100,16 @@ def test_each_token_has_the_text_that_it_wrote() -> None:
     assert {token.text for token in result.tokens} <= {"", *"<c>Yes b."}
 
 
+def test_a_token_may_write_of_two_parts() -> None:
+    """It belongs to the first."""
+    tokenizer = byte_tokenizer([], ["o\n</think>\n\nY"])
+    answer = "<think>\nso\n</think>\n\nYes."
+    result, _ = written(answer, AnswerForm(THINK), tokenizer=tokenizer)
+    assert (result.reasoning, result.text) == ("so", "Yes.")
+    texts = [token.text for token in result.tokens if token.kind is PartKind.REASONING]
+    assert "".join(texts) == "so"
+
+
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 CALLS = AnswerForm(
     THINK,
@@ -184,6 +194,12 @@ def without_ids(result: GenerationResult) -> GenerationResult:
 
 
 def test_a_stop_string_ends_the_text_and_no_thought() -> None:
+    tags = byte_tokenizer(["[THINK]", "[/THINK]", "<tool_call>", "</tool_call>"])
+    form = replace(CALLS, thought=None, is_opened=False)
+    for stops in ((), ["st"]):  # which a call divides
+        result, _ = written(f"s{CALL} </tool_call>t", form, stops, tokenizer=tags)
+        assert (result.text, result.stop) == ("s t", None)
+    assert written(f"s{CALL}t", form, ["st"])[0].text == "st"
     form = AnswerForm(THINK, is_opened=True)
     result, _ = written("so stop it\n</think>\n\nYes stop it", form, stops=["stop"])
     assert (result.reasoning, result.text) == ("so stop it", "Yes ")

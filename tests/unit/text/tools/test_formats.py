@@ -460,7 +460,7 @@ BROKEN = [  # format, text, text that is shown, arguments of the calls
         ['{"days": 3}'],
     ),
     ("qwen3-coder", in_function_tag(("a[b]:c", "3")), "", ['{"a[b]:c": "3"}']),
-    ("lfm2", "<|tool_call_start|>[weather(days=3, }])]<|tool_call_end|>", "", ['{"days": 3}']),
+    ("llama-4", '[weather(days=3, "y"]}), weather(days=4)]', "", ['{"days": 3}', '{"days": 4}']),
     ("glm-4.5", "<tool_call>weather</tool_call>", "", ["{}"]),
     ("qwen3-coder", in_function_tag(("days", "3")).replace("<", "  <"), "  ", ['{"days": 3}']),
     ("gemma-4", "<|tool_call>call:weather{}<tool_call|>", "", ["{}"]),

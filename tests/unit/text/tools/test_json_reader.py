@@ -34,6 +34,7 @@ pieces = given(cuts=st.lists(st.integers(0, 200), max_size=12))
         (CALL[:-20], "", [("f", '{"a": [1,')]),
         # a call that takes no arguments
         ('<tool_call>{"name": "f"}</tool_call>', "", [("f", "{}")]),
+        ('<tool_call>{"name": "f"</tool_call>.', ".", [("f", "{}")]),
         ('<tool_call>{"name": "f", "arguments": null}</tool_call>', "", [("f", "{}")]),
         ('<tool_call>{"name":"f","arguments":{}}', "", [("f", "{}")]),
         # members of other names, and further ones
@@ -174,6 +175,7 @@ OTHER = '```json\n{"name": "Ann", "arguments": {"b": "<tool_call>"}}\n```'
         ("a <tools> and `<tool>` or ``` <", "a <tools> and `<tool>` or ``` <", []),
         # cut off
         (f"a {FENCED[:12]}", f"a {FENCED[:12]}", []),
+        (f"a {FENCED[:28]}", "a ", []),
         (f"a {FENCED[:39]}", "a ", [("f", '{"a"')]),
     ],
 )
