@@ -31,6 +31,7 @@ from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.loader import load_engine
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle, open_bundle
+from edge_spec.models.devices import Device, processor
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.pair_export import PairPart, export_pair, named_formats
 from edge_spec.models.source import Source
@@ -452,6 +453,16 @@ def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "PYTHONPATH", os.pathsep.join(map(str, (packages, Path(__file__).parents[1])))
     )
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processor, on two runtimes: to ask all of them takes a process for each."""
+
+    def listed(runtime: str, *given: object) -> list[Device]:
+        return [processor(runtime)] if runtime in ("llamacpp", "ort") else []
+
+    monkeypatch.setattr("edge_spec.models.devices._listed", listed)
 
 
 @pytest.fixture
