@@ -25,7 +25,6 @@ CASES = {
     "coreml": ({"quantization": "fp16"}, 0.5),  # not tried: no Mac was at hand
     "reference": ({}, 1e-3),
     "ort": ({"quantization": "fp32"}, 1e-3),
-    "ort-whole": ({"quantization": "fp32"}, 1e-3),
     "llamacpp": ({"kv_type": "f32", "flash_attention": False}, 1e-3),
     "llamacpp-flash": ({}, 5e-2),
     # Its passes of 1, 4, 8 and 64 rows are compiled apart, and sum in another order.

@@ -147,17 +147,6 @@ def test_without_onnxruntime_the_install_command_is_named(edge_spec, tmp_path):
     assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.slow  # beside test_signals.py
-def test_a_reader_that_leaves_ends_it_without_noise(command, converted):
-    arguments = ["generate", "Tell a long story.", "--max-tokens", "300"]
-    with subprocess.Popen(
-        [*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
-        process.stdout.read(1)
-        process.stdout.close()
-        assert process.stderr.read() == b""
-
-
 def test_ctrl_c_ends_an_answer_and_says_so_by_its_status(command, converted):
     process = subprocess.Popen(
         [*command, "generate", "Tell a long story.", "--json"],

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from edge_spec.cli.main import run
+
 pytestmark = pytest.mark.model
 
 
@@ -42,17 +44,6 @@ def test_doctor_examines_it_on_one_screen_and_fails_for_a_fault(edge_spec, pair:
     assert levels == ["fault"]
 
 
-@pytest.mark.slow  # beside tests/integration/test_doctor_pair.py
-def test_doctor_says_whether_a_pair_of_files_will_work(edge_spec, pair: Path) -> None:
-    done = edge_spec("doctor", "smollm2", "--draft", str(pair / "draft"), "--json")
-    document = json.loads(done.stdout)
-    assert done.returncode == 0
-    found = {each["check"]: each for each in document["findings"]}
-    assert found["tokens"]["level"] == found["together"]["level"] == "ok"
-    assert found["size"]["numbers"]["share"] < 0.5
-    assert document["machine"]["cores"] >= 1
-
-
 def test_its_draft_is_opened_unless_it_is_turned_off(edge_spec, pair: Path) -> None:
     for options, is_open in (([], True), (["--draft", "none"], False)):
         done = edge_spec("generate", str(pair), "Hi", "--max-tokens", "4", *options)
@@ -78,27 +69,34 @@ def test_its_draft_is_opened_unless_it_is_turned_off(edge_spec, pair: Path) -> N
         (["--format", "onnx,tflite"], "there is no exporter called 'tflite'. Installed: "),
     ],
 )
-def test_bad_usage_is_one_line(edge_spec, tmp_path: Path, arguments: list[str], told: str) -> None:
-    done = edge_spec("export", "smollm2", str(tmp_path / "out"), *arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    (line,) = done.stderr.splitlines()
-    assert told in line
+def test_bad_usage_is_one_line(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], told: str
+) -> None:
+    """Without a process for each, as in test_cli.py."""
+    assert run(["export", "smollm2", str(tmp_path / "out"), *arguments]) == 2
+    out, errors = capfd.readouterr()
+    (line,) = errors.splitlines()
+    assert out == "" and told in line
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("part", [".", "target/onnx"])
-def test_its_files_stay_as_they_were_written(edge_spec, pair: Path, part: str) -> None:
-    done = edge_spec("tune-skip", str(pair / part))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "is part of a pair bundle" in done.stderr
+def test_its_files_stay_as_they_were_written(
+    capfd: pytest.CaptureFixture[str], pair: Path, part: str
+) -> None:
+    assert run(["tune-skip", str(pair / part)]) == 2
+    out, errors = capfd.readouterr()
+    assert out == "" and "is part of a pair bundle" in errors
 
 
-def test_a_runtime_whose_format_it_lacks_is_refused_in_one_line(edge_spec, pair: Path) -> None:
+def test_a_runtime_whose_format_it_lacks_is_refused_in_one_line(
+    capfd: pytest.CaptureFixture[str], pair: Path
+) -> None:
     text = (pair / "pair.json").read_text()
     document = json.loads(text)
     del document["target"]["variants"][1]
     (pair / "pair.json").write_text(json.dumps(document))
-    done = edge_spec("generate", str(pair), "Hi", "--runtime", "llamacpp")
+    assert run(["generate", str(pair), "Hi", "--runtime", "llamacpp"]) == 2
     (pair / "pair.json").write_text(text)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "has its target as onnx, not as gguf" in done.stderr
+    out, errors = capfd.readouterr()
+    assert out == "" and errors.count("\n") == 1 and "its target as onnx, not as gguf" in errors

@@ -31,6 +31,7 @@ from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.loader import load_engine
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle, open_bundle
+from edge_spec.models.devices import Device, processor
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.pair_export import PairPart, export_pair, named_formats
 from edge_spec.models.source import Source
@@ -40,7 +41,14 @@ from edge_spec.runtimes.reference.model import ReferenceSession
 from edge_spec.scheduler.cost import RowCosts
 from edge_spec.scheduler.policy import FixedPolicy
 from fixtures import damage as damaged_files
-from fixtures import families, faulty_runtime, other_models, tiny_models, trained_tokenizers
+from fixtures import (
+    families,
+    faulty_runtime,
+    other_models,
+    random_trees,
+    tiny_models,
+    trained_tokenizers,
+)
 from fixtures import side_by_side as compared_sessions
 from fixtures.gate import Gate
 from fixtures.server_requests import client_of
@@ -314,13 +322,9 @@ def scores() -> Callable[[Session, list[int]], np.ndarray]:
 def random_tree(tokens: Callable[..., list[int]]) -> Callable[..., TokenTree]:
     """random_tree(rows, seed): branches at random, so that paths are not contiguous."""
 
-    def grow(rows: int, seed: int = 0) -> TokenTree:
-        random: Any = np.random.RandomState(seed)
-        parents = [-1, *(random.randint(0, row) for row in range(1, rows))]
-        ones = np.ones(rows, np.float32)
-        return TokenTree(np.array(tokens(rows, seed), np.int32), np.array(parents, np.int32), ones)
-
-    return grow
+    return lambda rows, seed=0: random_trees.random_tree(
+        np.random.RandomState(seed), tokens(rows, seed)
+    )
 
 
 @pytest.fixture(scope="session")
@@ -449,6 +453,16 @@ def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "PYTHONPATH", os.pathsep.join(map(str, (packages, Path(__file__).parents[1])))
     )
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processor, on two runtimes: to ask all of them takes a process for each."""
+
+    def listed(runtime: str, *given: object) -> list[Device]:
+        return [processor(runtime)] if runtime in ("llamacpp", "ort") else []
+
+    monkeypatch.setattr("edge_spec.models.devices._listed", listed)
 
 
 @pytest.fixture

@@ -102,7 +102,9 @@ class Inline:
 
 
 @pytest.fixture
-def command(faulty_model: str, monkeypatch: Any, capsys: Any) -> Callable[..., Any]:
+def command(
+    faulty_model: str, monkeypatch: Any, capsys: Any, two_devices: None
+) -> Callable[..., Any]:
     """command(device, isolate, *options): the exit status, and what was printed."""
 
     def doctor(device: str, isolate: Inline, *options: str) -> tuple[int, str]:

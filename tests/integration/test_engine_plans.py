@@ -278,10 +278,12 @@ def test_a_runtime_that_fails_is_named_in_the_plan_in_force(
         load_engine(str(model), LoadOptions(), quiet)
 
 
+@pytest.mark.usefixtures("two_devices")
 def test_what_the_command_plan_has_measured_is_what_a_start_goes_by(
     model: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edge_spec.scheduler.profile.MOST_SPREAD", 1e9)  # however busy it is here
+    monkeypatch.setattr("edge_spec.placement.survey._MOST_S", 0.2)
     asked = AskedOptions(draft="none")
     assert not choose_plan(plans_for(Source(str(model), quiet), asked))[0].costs.is_scaled
     run(["plan", str(model)])

@@ -28,7 +28,7 @@ RUNTIMES = {
     "ort": {"quantization": "fp32"},
     "llamacpp": {"quantization": "F32", "kv_type": "f32", "flash_attention": False},
 }
-NUM_PROMPTS, NUM_TOKENS = 10, 40
+NUM_PROMPTS, NUM_TOKENS = 6, 40
 TRAITS = factory.installed_traits()
 FREE = [name for name, traits in TRAITS.items() if traits.cost is Cost.LOOKUP]
 OF_TARGET = [name for name, traits in TRAITS.items() if traits.target_layers]

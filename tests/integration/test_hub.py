@@ -432,7 +432,7 @@ def deep(tiny: ModuleType, tmp_path: Path) -> Path:
     return Path(tiny.write_hf(tiny.build(num_hidden_layers=7), tmp_path / "deep"))
 
 
-@pytest.mark.usefixtures("fixed_policy")
+@pytest.mark.usefixtures("fixed_policy", "two_devices")
 def test_a_head_of_the_hub_drafts_for_its_target(
     hub: Any, deep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -169,10 +169,10 @@ def test_however_a_prompt_is_divided_its_last_row_is_the_same(
 
 
 def test_a_text_does_not_depend_on_who_is_served_beside(model: LlamaCppModel) -> None:
-    """Forty texts of four conversations, with beginnings that are read once for several; each is
+    """Twenty texts of four conversations, with beginnings that are read once for several; each is
     what its conversation writes alone, without drafts."""
     path = str(model._weights._path)
-    prompts = [f"The {'long ' * (number % 9)}story {number % 5}" * 3 for number in range(40)]
+    prompts = [f"The {'long ' * (number % 9)}story {number % 5}" * 3 for number in range(20)]
     options = LoadOptions(runtime="llamacpp", drafter="suffix,recycling", threads=2)
     with load_engine(path, options, quiet) as engine:
         assert engine.parts.speculation_factory.lossless.by_construction
@@ -191,4 +191,4 @@ def test_a_text_does_not_depend_on_who_is_served_beside(model: LlamaCppModel) ->
             beside = list(pool.map(answer, range(4)))
         for each in engines[1:]:
             each.close()
-    assert [beside[number % 4][number // 4] for number in range(40)] == alone
+    assert [beside[number % 4][number // 4] for number in range(20)] == alone

@@ -82,6 +82,7 @@ def test_a_model_answers_as_under_a_plain_name(
     ],
     ids=lambda command: " ".join(command[:2]).encode("ascii", "replace").decode(),
 )
+@pytest.mark.usefixtures("two_devices")
 def test_a_command_works(capsys: pytest.CaptureFixture[str], command: tuple[str, ...]) -> None:
     status, _, err = ends(capsys, *command)
     assert status == (3 if command[0] == "verify" else 0), err  # of so few tokens it shows nothing
