@@ -11,7 +11,6 @@ from itertools import chain
 from typing import Any
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import DeviceMemoryError
 from edge_spec.models.asked_options import AskedOptions, declared_options
 from edge_spec.models.devices import (
