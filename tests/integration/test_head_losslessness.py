@@ -83,9 +83,10 @@ def _write(kind: str, path: Path) -> Path:
         inputs = [each + 1 for each in head.outputs]
         config = {**SIZES, **more, "mask_token_id": MASK}
         return head_gguf.write(path.with_suffix(".gguf"), "dflash", config, inputs, head.tensors)
-    if kind in ("dflash", "dspark"):
+    if kind.startswith("d"):
         make = DFlash if kind == "dflash" else DFlash.with_transitions
-        return make(LAYERS, VOCAB).write(path)
+        changes = {"block_size": 1} if kind == "dspark of one token" else {}
+        return make(LAYERS, VOCAB).write(path, **changes)
     return heads.draw(LAYERS, VOCAB, kind).write(path)
 
 
@@ -94,6 +95,7 @@ def _write(kind: str, path: Path) -> Path:
     [
         *(("safeailab", "auto"), ("safeailab", "eagle"), ("p-eagle", "auto")),
         *(("dflash", "auto"), ("dspark", "auto"), ("dspark in gguf", "auto")),
+        ("dspark of one token", "auto"),
     ],
 )
 @pytest.mark.usefixtures("fixed_policy")
