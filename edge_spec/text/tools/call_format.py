@@ -85,12 +85,8 @@ class CallFormat:
         return [each for each in SLOTS.split(self.call.partition(ARGUMENTS)[0]) if each]
 
     @property
-    def before_name(self) -> str:
-        return "".join(self.head[: self.head.index(NAME)])
-
-    @property
     def after_name(self) -> str:
-        return "".join(self.head[self.head.index(NAME) + 1 :])
+        return self.call.partition(NAME)[2].partition(ARGUMENTS)[0]
 
     @cached_property
     def marker(self) -> str:
@@ -148,7 +144,8 @@ class CallFormat:
             rules += ["start: calls | text", f"text: %json {as_lark(text.held().schema)}"]
         elif self.is_bare:  # text must not begin like a call
             names = "|".join(regex_of(tool["function"]["name"]) for tool in tools)
-            before, after = self.opening + self.before_name, self.after_name.rstrip()
+            before = self.opening + self.call.partition(NAME)[0]
+            after = self.after_name.rstrip()
             begun = f"{regex_of(before)}({names}){regex_of(after)}"
             rules += ["start: TEXT | calls", f"TEXT: {ANYTHING} & ~/{begun}(.|\\n)*/"]
         else:
