@@ -62,7 +62,7 @@ class SamplingOptions:
     UsageError for a value out of range."""
 
     max_tokens: int | None = _sampling(
-        "Most tokens of an answer.  [default: 512, plus 3584 for a thought]", least=1
+        "Most tokens of an answer.  [default: 512, plus 3584 for a thought]"
     )
     temperature: float | None = _sampling(
         "Randomness of the choice; 0 takes the likeliest token.  [default: 0 in generate and for "
@@ -88,6 +88,9 @@ class SamplingOptions:
 
     def __post_init__(self) -> None:
         _require_in_range(self)
+        if self.max_tokens is not None and self.max_tokens < 1:
+            told = f"max_tokens is {self.max_tokens}"
+            raise UsageError(told, remedy="It has to be 1 or more.")
         _ = self.params, self.thoughts
 
     @property
