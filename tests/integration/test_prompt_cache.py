@@ -24,12 +24,20 @@ from edge_spec.storage.atomic import CACHE_VARIABLE
 from fixtures.long_prompts import DOCUMENT, MODULES, QUESTIONS, RUNTIMES, answer, bits, tokens
 
 Open = Callable[..., Engine]
+SMALL = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
 
 
 @pytest.fixture(scope="module")
 def model(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("long") / "model"
     tiny.write_hf(tiny.build("llama", max_position_embeddings=2048), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def small(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("small") / "model"
+    tiny.write_hf(tiny.build("llama", max_position_embeddings=2048, **SMALL), path)
     return path
 
 
@@ -62,10 +70,12 @@ def opened(model: Path, conversions: Path, runtime: str) -> Open:
 
 
 @pytest.fixture
-def reference(model: Path, conversions: Path) -> Open:
+def reference(small: Path, conversions: Path) -> Open:
+    """Of one layer, for what does not depend on how states are computed."""
+
     def load(directory: Path | None, **options: Any) -> Engine:
         asked = LoadOptions(runtime="reference", drafter="none", prompt_cache=directory, **options)
-        return load_engine(str(model), asked, lambda what, fraction: None)
+        return load_engine(str(small), asked, lambda what, fraction: None)
 
     return load
 
@@ -126,14 +136,15 @@ def test_every_kept_state_is_that_of_reading_its_tokens(opened: Open, tmp_path: 
 
 
 def test_another_model_or_way_of_computing_does_not_take_it(
-    reference: Open, model: Path, tiny: Any, tmp_path: Path
+    reference: Open, tiny: Any, tmp_path: Path
 ) -> None:
     prompt, directory = DOCUMENT, tmp_path / "prompts"
     once(reference, directory, prompt)
     assert once(reference, directory, prompt).stats.cached_n == 2 * PREFILL_TOKENS
     assert once(reference, directory, prompt, threads=2).stats.cached_n == 0
     other = tmp_path / "other"
-    tiny.write_hf(tiny.build("llama", max_position_embeddings=2048, rope_theta=9e4), other)
+    changed = tiny.build("llama", max_position_embeddings=2048, rope_theta=9e4, **SMALL)
+    tiny.write_hf(changed, other)
     options = LoadOptions(runtime="reference", drafter="none", prompt_cache=directory)
     with load_engine(str(other), options, lambda what, fraction: None) as engine:
         assert answer(engine, prompt).stats.cached_n == 0
