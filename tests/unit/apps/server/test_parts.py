@@ -10,6 +10,9 @@ import pytest
 
 from edge_spec.apps.server.answer import Pool, Slot
 from edge_spec.apps.server.errors import ApiError
+from edge_spec.apps.server.models import Models
+from edge_spec.cli.options import ServerOptions
+from edge_spec.drafters.lookup.suffix import SuffixDrafter
 
 
 @pytest.fixture
@@ -110,3 +113,14 @@ def test_a_pool_that_is_closed_sends_everybody_away(slots: list[Slot]) -> None:
                 await late
 
     asyncio.run(scenario())
+
+
+def test_an_engine_that_was_lent_stays_open_with_its_drafter(
+    make_engine: Any, remembers_all: Any
+) -> None:
+    with make_engine(remembers_all(), [SuffixDrafter()]) as engine:
+        models, drafter = Models.of(engine, ServerOptions(parallel=2)), engine.drafter
+        engine.set_drafter("none")  # as a request may
+        models.close()
+        assert engine.drafter == drafter != "none"
+        assert engine.generate([1, 2], max_tokens=1).tokens
