@@ -8,16 +8,22 @@ from pathlib import Path
 import pytest
 
 from edge_spec.cli.main import run
+from fixtures import tiny_models
 
 pytestmark = pytest.mark.model
 
 
 @pytest.fixture(scope="module")
 def pair(edge_spec, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The first two layers of the demo model; the first one drafts."""
+    """The first two layers of a tiny model; the first one drafts."""
     out = tmp_path_factory.mktemp("pairs") / "pair"
+    whole = tiny_models.build("llama", num_hidden_layers=3, max_position_embeddings=512)
+    model = tiny_models.write_hf(whole, out.with_name("tiny"))
+    answers = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    config = {"chat_template": tiny_models.TEMPLATE + answers}
+    tiny_models.write_json(model / "tokenizer_config.json", config)
     layers = ["--layers", "2", "--draft-layers", "1"]
-    done = edge_spec("export", "smollm2", str(out), "--for", "linux", *layers, "--no-check")
+    done = edge_spec("export", str(model), str(out), "--for", "linux", *layers, "--no-check")
     assert done.returncode == 0
     lines = done.stdout.splitlines()
     assert lines[0].startswith(f"{out}: ") and lines[0].endswith(", for linux")
@@ -48,7 +54,7 @@ def test_its_draft_is_opened_unless_it_is_turned_off(edge_spec, pair: Path) -> N
     for options, is_open in (([], True), (["--draft", "none"], False)):
         done = edge_spec("generate", str(pair), "Hi", "--max-tokens", "4", *options)
         assert done.returncode == 0
-        assert ("draft smollm2-1-layers on llamacpp" in done.stderr) == is_open
+        assert ("draft tiny-1-layers on llamacpp" in done.stderr) == is_open
 
 
 @pytest.mark.parametrize(
