@@ -352,7 +352,7 @@ def _known_family(path: Path, values: Mapping[str, Any]) -> Family:
         raise UnknownArchitectureError(
             f"{path / 'config.json'}: model_type is {reprlib.repr(architecture)}"
             + (f", which has {lacked}" if lacked else ""),
-            remedy=f"Readable: {', '.join(BY_MODEL_TYPE)}. Else, for a model without an encoder: "
+            remedy=f"Readable: {', '.join(BY_MODEL_TYPE)}. Else, without an encoder: "
             "edge-spec export MODEL OUT --format optimum.",
         )
     return family
