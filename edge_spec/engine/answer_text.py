@@ -29,6 +29,12 @@ class _Piece:
     def takes_text(self) -> bool:
         return self.token is not None and not self.token.ends
 
+    @property
+    def raw(self) -> bytes:
+        """The token's bytes, unless they are text that no part shows, as a tag's."""
+        raw = self.token.raw or b"" if self.token else b""
+        return raw if self.text or not _is_text(raw) else b""
+
 
 class AnswerText:
     """Adds decoded tokens, and the text and parts that they wrote, to a result.
@@ -243,9 +249,9 @@ class AnswerText:
         self._held = kept
         # A stop string may begin within a token, even with a part of a character.
         before = self._begun_before
-        raw = [piece.token.raw or b"" if piece.token else b"" for piece in kept]
+        raw = [piece.raw for piece in kept]
         joined = before + b"".join(raw)
-        ends = range(len(before), len(joined) + 1)
+        ends = range(len(joined), len(before) - 1, -1)
         end = next((n for n in ends if joined[:n].decode("utf-8", "replace") == text), len(joined))
         left = end - len(before)
         for piece, own in zip(kept, raw, strict=True):

@@ -33,8 +33,6 @@ def place_of(device: OrtDevice) -> Place | None:
 class HostCache(KvCache):
     """A cache in main memory."""
 
-    is_copied = False  # each pass finds it where it was bound
-
     def bind(self, binding: IOBinding, suffix: str = "") -> None:
         """Bind each buffer as past and present. suffix: of the names."""
         for name, buffer in self.buffers():
@@ -46,8 +44,6 @@ class HostCache(KvCache):
 class DeviceCache(KvCache):
     """A device's cache, for chains only, which grows through main memory. Moving it raises
     SessionError, DeviceMemoryError."""
-
-    is_copied = False
 
     def __init__(self, config: ModelConfig, element: np.dtype[Any], place: Place) -> None:
         self._place = place

@@ -215,8 +215,7 @@ class _Passes(Generic[Cache]):
             bound = self._bound.get((inference, rows))
             if bound is None:
                 bound = self._bind(rows, np.arange(rows), self._graph.has_stacked)
-                if not self.cache.is_copied:
-                    self._bound[inference, rows] = bound
+                self._bound[inference, rows] = bound
             self._run(bound, tokens, positions, start, sees)
         return bound
 

@@ -99,7 +99,7 @@ def _machines() -> Iterator[tuple[str, Any]]:
             yield f"{case['name']}{name}", told
 
 
-def ranking(table: Any, case: Any) -> tuple[tuple[Placement, ...], list[Placement]]:
+def ranking(table: Any, case: Any) -> tuple[tuple[Placement, ...], tuple[Placement, ...]]:
     """Rank the places of the target, and those of the draft beside its best one."""
     devices = [
         Device(

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge_spec.core.sampling import Score
 from edge_spec.engine.answer_text import AnswerText
 from edge_spec.engine.results import Chunk, DecodedToken, GenerationResult, Origin
 from edge_spec.text.parts.answer_form import AnswerForm, ThoughtForm
@@ -46,7 +47,8 @@ def written(
     ids, chunks, turn = tokenizer.encode(answer), [], 0
     while ids and not text.stopped:
         size = sizes[turn % len(sizes)]
-        chunks += text.push([DecodedToken(token, Origin.PLAIN) for token in ids[:size]])
+        scored = Score(-1.0, ())
+        chunks += text.push([DecodedToken(each, Origin.PLAIN, score=scored) for each in ids[:size]])
         ids, turn = ids[size:], turn + 1
     return result, [*chunks, *text.finish()]
 
@@ -203,3 +205,17 @@ def test_a_stop_string_ends_the_text_and_no_thought() -> None:
     form = AnswerForm(THINK, is_opened=True)
     result, _ = written("so stop it\n</think>\n\nYes stop it", form, stops=["stop"])
     assert (result.reasoning, result.text) == ("so stop it", "Yes ")
+
+
+@pytest.mark.parametrize("size", [1, 99])
+@pytest.mark.parametrize(
+    ("answer", "shown"), [(f"{SAY}so stop", b"so "), ("\ufffdstop", "\ufffd".encode())]
+)
+def test_a_stop_string_cuts_the_bytes_of_the_text_alone(
+    answer: str, shown: bytes, size: int
+) -> None:
+    """What opens the text is no part of it, and U+FFFD may be a model's own."""
+    tokenizer = byte_tokenizer([], ["so stop"])
+    result, _ = written(answer, CHANNELS, ["stop"], [size], tokenizer)
+    own = [token for token in result.tokens if token.text or token.id > 127]
+    assert b"".join(token.raw or b"" for token in own) == shown
