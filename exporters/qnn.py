@@ -247,7 +247,7 @@ def require_compiler() -> None:
     if sys.platform not in _SYSTEMS:
         raise MissingDependencyError(
             f"there is no compiler for Qualcomm's NPU on {platform.system()}",
-            remedy=f"Export on Linux or Windows. There: {_INSTALL}",
+            remedy=f"Export on Linux or Windows. {_INSTALL}",
         )
     for module in ("onnxruntime", "onnxruntime_qnn"):
         if find_spec(module) is None:

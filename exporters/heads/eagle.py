@@ -296,12 +296,14 @@ def dflash_head(files: HeadFiles, names: Names = DFLASH_NAMES) -> DFlashHead:
     path, target, top = files.path, files.target, files.values
     values = {**top, **mapping(top, "dflash_config")}
     sizes = {**top, **mapping(top, "transformer_layer_config")}
-    _require_computed(path, values)
-    named = names.rename(path, without_prefixes(files.tensors))
+    tensors = without_prefixes(files.tensors)
+    has_markov = any("markov_w1" in name for name in tensors)
+    _require_computed(path, values, has_markov)
+    named = names.rename(path, tensors)
     config = head_config(path, sizes, named, target, "dflash")
     if head_window(path, sizes) is not None:
         raise not_computed(f"{path} has a sliding window, which is not computed for DFlash heads")
-    scores_next = _scores_next(values, _AFTER in named)
+    scores_next = _scores_next(values, has_markov)
     size, least = count(path, values, "block_size"), 1 if scores_next else 2
     if not least <= size <= _MAX_BLOCK:
         raise unusable(path, f"usable block_size: it is {size}, expected {least} to {_MAX_BLOCK}")
@@ -317,11 +319,6 @@ def dflash_head(files: HeadFiles, names: Names = DFLASH_NAMES) -> DFlashHead:
         token_ids=scored_tokens(files),
     )
     require_target(head, named, sizes, target)
-    has_markov = _AFTER in named
-    kind = values.get("markov_head_type", _VANILLA)
-    if has_markov and kind != _VANILLA:
-        told = f"{path} has a Markov head of the kind {str(kind)[:100]}"
-        raise not_computed(f"{told}, which is not computed; known is {_VANILLA}")
     require_shapes(path, names, named, _dflash_shapes(head, named, values))
     head = replace(
         head,
@@ -333,7 +330,12 @@ def dflash_head(files: HeadFiles, names: Names = DFLASH_NAMES) -> DFlashHead:
     return with_weights(head, files, layers)
 
 
-def _require_computed(path: Path, values: Mapping[str, Any]) -> None:
+def _require_computed(path: Path, values: Mapping[str, Any], has_markov: bool) -> None:
+    """Raises UnsupportedModelError. Comes before names, of which other kinds have further ones."""
+    kind = values.get("markov_head_type", _VANILLA)
+    if has_markov and kind != _VANILLA:
+        told = f"{path} has a Markov head of the kind {str(kind)[:100]}"
+        raise not_computed(f"{told}, which is not computed; known is {_VANILLA}")
     projector = values.get("projector_type")
     if projector not in _PROJECTORS:
         told = f"{path} has a projector of the kind {str(projector)[:100]}"

@@ -60,8 +60,8 @@ _MAX_EXPERTS = 4096
 _EXPERTS = _LAYER + "experts."
 _EVERY_EXPERT = re.compile(re.escape(_EXPERTS) + r"([a-z_]+)\.weight")
 _FORM = Form(
-    "fc norm inputs bias? embed? head?",
-    "layer input norms? biases? gate? experts?",
+    "fc norm inputs embed? head?",
+    "layer input norms? biases? gate?",
     "",
     # Qwen 3.5's directories, and GGUF.
     parts("""
@@ -167,12 +167,12 @@ def _read(
         )
     if has_gates:
         named |= _with_gates(head, named, names.theirs[_QUERIES])
-    if experts is not None:
+    if experts is None:
+        shapes = head_shapes(_FORM, head, named)
+    else:
         named = dict(_each_expert(named))
-    asked = {*named} if experts is None else {*named, _LAYER + "router.weight"}
-    num_experts = 0 if experts is None else experts.count
-    shapes = head_shapes(_FORM, head, asked, one=1, count=num_experts)
-    if experts is not None:
+        form = replace(_FORM, first=f"{_FORM.first} experts")
+        shapes = head_shapes(form, head, named, one=1, count=experts.count)
         size, hidden = experts.size, head.config.hidden_size
         of_parts = {"gate": (size, hidden), "up": (size, hidden), "down": (hidden, size)}
         for part, shape in of_parts.items():

@@ -422,6 +422,11 @@ DFLASH_REFUSED: Refused = {
     "unknown": (_set("selector.weight", 4, 4), {}, "selector.weight, which no known head has"),
     "no Markov head": (id, {"markov_rank": 8}, "markov_head.markov_w1.weight is missing"),
     "its kind": (_markov(4), {"markov_head_type": "tree"}, "kind tree, which is not computed"),
+    "a gated one": (
+        lambda head: [each(head) for each in (_markov(4), _set("markov_head.gate_proj.bias", 4))],
+        {"markov_head_type": "gated"},
+        "kind gated, which is not computed",
+    ),
     "its tokens": (_markov(4, 100), {}, "has the shape [100, 4], expected [265, 4]"),
     "projector": (id, {"projector_type": "domino"}, "kind domino, which is not computed"),
     "newer": (id, {"selector_rank": 8}, "states selector_rank, which is not computed"),

@@ -255,6 +255,11 @@ IN_DIRECTORY: dict[str, tuple[hybrid.Changed, dict[str, object], str]] = {
         "mtp.layers.0.self_attn.q_proj.weight has the shape [128, 64], expected [256, 64]",
     ),
     "width": (_set("mtp.fc.weight", 64, 96), {}, "a head for another target: it reads 96"),
+    "router": (
+        _set("mtp.layers.0.mlp.gate.weight", 2, 64),
+        {},
+        "tensor mtp.layers.0.mlp.gate.weight, which no known head has",
+    ),
     "vocabulary": (id, {"vocab_size": 248320}, "another target: its vocabulary has 248320"),
     "rotated": (
         id,

@@ -56,14 +56,14 @@ class SelfDrafter(DraftModelDrafter):
             )
         self._pays = self._part.forecast > 1
         _log.log(logging.INFO if self._pays else logging.WARNING, "%s: %s", self.name, self._part)
-        reopened, vocab_size = partial(self._open, session), model.config.vocab_size
+        self._reopened = partial(self._open, session)  # also if it cannot be opened now
         super().__init__(
             model,
-            reopened() if self._pays else session,  # else it reads nothing
-            vocab_size,
+            self._reopened() if self._pays else session,  # else it reads nothing
+            model.config.vocab_size,
             shared=True,
             name=self.name,
-            reopened=reopened,
+            reopened=self._reopened,
         )
 
     def prepare(self, prompt: Sequence[int]) -> None:

@@ -129,6 +129,23 @@ def test_a_part_that_failed_is_opened_again() -> None:
         assert (drafter._view is opened) == (fault is None)
 
 
+def test_a_part_that_a_new_session_refuses_is_opened_again_on_that_session() -> None:
+    drafter, model, _ = attached(PAYS)
+    session = model.open_session()
+    session.prefill(text()[:-1])
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(OSError, match="busy"):
+        patch.setattr(session, "open_exit", busy)
+        drafter.attach(model, session)
+    drafter.fault = "OSError: the device is busy"
+    drafter.begin(text())
+    assert len(drafter.propose(text()[-1], Budget(4, 5, branches=False))) > 1
+    assert drafter._view._target is session
+
+
+def busy(num_layers: int) -> PartSession:
+    raise OSError("the device is busy")
+
+
 @pytest.fixture
 def bundle(tmp_path: Path) -> Bundle:
     (tmp_path / "tokenizer.json").write_text("{}")
