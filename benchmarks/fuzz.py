@@ -1,4 +1,4 @@
-"""Looks for inputs that a reader does not survive, with atheris (pip install "edge-spec[fuzz]").
+"""Looks for inputs that a reader does not survive, with atheris (pip install -e ".[fuzz]").
 
     python benchmarks/fuzz.py [--seconds N] [--targets NAME,NAME] [--json FILE] [--keep N]
 

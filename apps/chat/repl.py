@@ -89,7 +89,7 @@ def _answer(conversation: ChatConversation, message: CommandAnswer, as_json: boo
     finally:
         if not as_json:
             print(flush=True)
-    if is_terminal and result.reasoning_n:
+    if is_terminal and not as_json and result.reasoning_n:
         print(thought_line(result))
     if (note := cut_thought(result)) is not None:
         print(f"edge-spec: {note}", file=sys.stderr)

@@ -172,7 +172,7 @@ def _print(generation: Generation, as_json: bool) -> None:
 
 def chat(
     model: options.Model = "smollm2",
-    system: Annotated[str | None, typer.Option(help="The system message.")] = None,
+    system: Annotated[str | None, typer.Option(help="The system message.", metavar="TEXT")] = None,
     *,
     sampling: options.SamplingOptions,
     loading: options.AskedOptions,

@@ -71,7 +71,8 @@ def _free_memory(device: Device) -> str:
 def plan(
     model: options.Model = "smollm2",
     draft: Annotated[
-        str | None, typer.Option(help="A smaller model that may draft for it, auto, or none.")
+        str | None,
+        typer.Option(help="A smaller model that may draft for it, auto, or none.", metavar="TEXT"),
     ] = None,
     refresh: Annotated[
         bool, options.switch("--refresh", help="Measure again what was measured before.")

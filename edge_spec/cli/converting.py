@@ -31,7 +31,9 @@ def pull(
     ],
     draft: Annotated[
         str | None,
-        typer.Option(help="Fetch this smaller model, too; auto: one known for the family."),
+        typer.Option(
+            help="Fetch this smaller model, too; auto: one known for the family.", metavar="TEXT"
+        ),
     ] = None,
     json: options.Json = False,
 ) -> None:

@@ -189,6 +189,7 @@ class ServerOptions:
                 "the API key (--api-key) is empty or not ASCII", remedy="Set another one."
             )
         _require_in_range(self)
+        require_type("sampling", self.sampling, SamplingOptions)
         if not self.is_loopback and not key:
             raise UsageError(
                 f"other machines reach {self.host}",

@@ -112,7 +112,7 @@ def test_a_driver_without_cudas_libraries_and_an_old_one(python: Path, tmp_path:
     (line,) = done.stderr.splitlines()
     assert "onnxruntime cannot start cuda:1: CUDA's or cuDNN's libraries are missing" in line
     assert "(libcublasLt.so.13: cannot open shared object file" in line
-    assert 'pip install "edge-spec[gpu]"' in line
+    assert 'pip install -e ".[gpu]"' in line
     done = run(python, *asked, libraries=driver(tmp_path, 12040))
     assert (done.returncode, done.stdout) == (1, "")
     assert "NVIDIA's driver is too old for this onnxruntime (it runs CUDA 12.4" in done.stderr

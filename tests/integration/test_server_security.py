@@ -135,6 +135,7 @@ def test_loopback_needs_none(host: str) -> None:
         {"queue_timeout_s": float("nan")},
         {"grace_s": float("nan")},
         {"grace_s": float("inf")},
+        {"sampling": 3},
         {"api_key": "schlüssel"},
         {"cors_origins": ("*",)},
         {"cors_origins": ("null",)},

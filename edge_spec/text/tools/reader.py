@@ -13,13 +13,12 @@ from edge_spec.text.parts.part import CallHead, EndedError, Part, PartKind, Step
 from edge_spec.text.tools.arguments import ANY, TEXT, Keyed, argument_types, as_json
 from edge_spec.text.tools.call_format import ID, INDEX, NAME, TAG, CallFormat, marker_of, new_id
 
-LATER_ID, WORD, KEY, VARIABLE = "$LATER_ID", "$WORD", "$KEY", "$VARIABLE"
+LATER_ID, WORD, KEY = "$LATER_ID", "$WORD", "$KEY"
 _SLOTS = {
     NAME: r"[a-zA-Z0-9_.-]{1,128}+",
     **dict.fromkeys((ID, LATER_ID, WORD), r"[a-zA-Z0-9_.:/-]{1,128}+"),
     INDEX: r"[0-9]{1,9}+",
-    KEY: r"""[^<>"']{1,128}+""",
-    VARIABLE: r"""[^<>"'=:)}\]]{1,128}+""",
+    KEY: r"(?:(?!</)[^\n]){1,128}?",
 }
 _SPACE = r"\s{0,200}+"
 _CLOSING = {"[": "]", "{": "}", "(": ")"}
@@ -33,6 +32,10 @@ Head = Sequence[Any]
 
 class _Maybe(tuple[Any, ...]):
     """Pieces of a head that may be missing."""
+
+
+class _Until(str):
+    """A placeholder for a text without these signs."""
 
 
 @lru_cache(maxsize=1024)
@@ -52,6 +55,8 @@ def _pattern(head: Head, end: str) -> str:
     for piece in head:
         if isinstance(piece, _Maybe):
             pattern += f"(?:{_pattern(piece, end)})?"
+        elif isinstance(piece, _Until):
+            pattern += f"{_SPACE}(?:([^{re.escape(piece)}]{{1,128}}+){end})"
         elif isinstance(piece, tuple):
             pattern += f"(?:{'|'.join(map(spelled, piece))})"
         elif piece in _SLOTS:
@@ -163,13 +168,16 @@ _FENCES = (_FENCE, f"{_FENCE}json", f"{_FENCE}xml")
 _STARTS = (_FENCE, *_TAGS, "\n{", "\n[{")
 # A call as a JSON object. Models trained on several formats mix their keys, and some templates show
 # doubled braces.
-_QUOTE, _QUOTES = ("", '"'), ("", '"', "'")
+_QUOTE, _NO_ID = ("", '"'), ("null", '""')
 _OBJECT = (
     ("{", "[{", "{{", "[{{"),
     _Maybe(('"type":"', WORD, '",')),
     _Maybe(('"tool_call_id":', _QUOTE, WORD, _QUOTE, ",")),
+    _Maybe(('"id":', _NO_ID, ",")),
     _Maybe(('"id":', _QUOTE, ID, _QUOTE, ",")),
+    _Maybe(('"type":"', WORD, '",')),
     *('"', ("name", "tool_name"), '":"', NAME, '"'),
+    _Maybe((',"id":', _NO_ID)),
     _Maybe((',"id":', _QUOTE, LATER_ID, _QUOTE)),
 )
 _ARGUMENTS = (',"', ("arguments", "parameters"), '":')
@@ -415,7 +423,7 @@ class CallReader(CallSteps):
     def _read_key(self, *, is_first: bool) -> Steps[str | None]:
         """Return the name of the next argument, and drop what surrounds it; None after the last."""
         keyed, comma = self._keyed, self._keyed.comma.strip()
-        key = VARIABLE if keyed.quote else KEY
+        key = _Until(keyed.colon.strip() + self._ends[0]) if keyed.quote else KEY
         colon, space = keyed.colon, keyed.colon[len(keyed.colon.rstrip()) :]
         # A model may leave out the second of two tags.
         colons = (colon, next(iter(TAG.findall(colon)), colon.strip()[0]))
@@ -431,15 +439,16 @@ class CallReader(CallSteps):
                 yield from self._more()
                 continue
             for each in colons:
-                found = yield from self._find([keyed.opening, _QUOTES, key, _QUOTES, each])
-                if found is None:
+                found = yield from self._find([keyed.opening, key, each])
+                name = found[1].strip("\"' \t\r\n") if found else ""
+                if found is None or not name:
                     continue
                 self._take(found.end())
                 if space and not keyed.quote:
                     while not self._held:
                         yield from self._more()
                     self._take(len(space) if self._held.startswith(space) else 0)
-                return found[1].strip()
+                return name
             self._take(1)  # nothing else belongs between arguments
             ends = ends[:1] if keyed.quote else ends  # other brackets may be of a value
 

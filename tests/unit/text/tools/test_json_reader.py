@@ -232,6 +232,17 @@ def test_a_call_has_the_id_that_the_model_writes_before_its_arguments() -> None:
         assert (answer.calls, answer.ids) == ([("f", '{"a": 1}')], ["abcdefgh1"]), call
 
 
+@pieces
+@pytest.mark.parametrize("id", ['"id": null', '"id": ""'])
+def test_a_call_without_an_id_gets_one(id: str, cuts: list[int]) -> None:
+    name, arguments = '"name": "f"', '"arguments": {"a": {}}'
+    for members in ((id, name, arguments), (id, '"type": "function"', name, arguments)):
+        answer = read(GENERIC, f"<tool_call>{{{', '.join(members)}}}</tool_call>", cuts)
+        assert answer.calls == [("f", '{"a": {}}')] and answer.ids[0] != "null", members
+    text = f"<tool_call>{{{name}, {id}, {arguments}}}</tool_call>"
+    assert read(GENERIC, text, cuts).calls == [("f", '{"a": {}}')]
+
+
 def test_a_call_is_told_as_it_comes_its_name_first() -> None:
     reader = answer_reader(AnswerForm(calls=GENERIC))
     begin, piece, _ = CALL.partition('"a"')
