@@ -3,7 +3,8 @@ their limits, beside each other, and after an interruption."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import cache
 from typing import Any
 
@@ -24,8 +25,9 @@ SIZES = (1, 2, 7, 63, 64, 65, 120, 255, 256, 257, 300, 513)
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Opened]:
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Opened]]:
     """opened(name, context_length=None): a model of session_cases.CASES, opened once."""
+    models = ExitStack()  # closed here: what is collected later warns in a test of another file
 
     @cache
     def open_once(name: str, context_length: int | None = None) -> Opened:
@@ -33,9 +35,12 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Opened]:
         with pytest.MonkeyPatch.context() as patched:
             patched.setenv("EDGE_SPEC_CACHE", str(directory / "cache"))
             npu_stand_in.put_in_place(patched)
-            return open_case(name, directory, context_length)
+            found = open_case(name, directory, context_length)
+        models.callback(found.model.close)
+        return found
 
-    return open_once
+    with models:
+        yield open_once
 
 
 @pytest.fixture(params=CASES)
