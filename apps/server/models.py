@@ -254,9 +254,11 @@ class Models:
 def _lent(engine: Engine) -> Iterator[Engine]:
     """Leave an engine open, with the drafter that it had."""
     drafter = engine.drafter
-    yield engine
-    if engine.drafter != drafter:
-        engine.set_drafter(drafter)
+    try:
+        yield engine
+    finally:
+        if engine.drafter != drafter:
+            engine.set_drafter(drafter)
 
 
 def _in_thread(open: Callable[[], OpenModel]) -> Future[OpenModel]:
