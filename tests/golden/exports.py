@@ -52,7 +52,6 @@ QUICK = ("gemma3", "lfm2", "qwen3moe", "t5")  # families of the default suite
 
 
 def record(names: tuple[str, ...] = families.NAMES) -> dict[str, Any]:
-    Builder.name_count.clear()  # numbers what has no name, from whatever this process built before
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
         found: dict[str, Any] = {
@@ -81,6 +80,7 @@ def _exports(
         out.parent.mkdir(exist_ok=True)
         context = 64 if form in ("coreml", "onnx-static") else None
         options = ExportOptions(quantization, compute=compute, context_length=context, check=False)
+        Builder.name_count.clear()  # of all Core ML programs that this process built before
         try:
             load_exporter(form).export(open_checkpoint(source), out, options, _quiet)
         except EdgeSpecError as error:
