@@ -100,7 +100,7 @@ class Cache:
             context.want_hidden(is_whole)
             context.want_steady(rows == 1 and num_scored > 0)
             places = self._lay_out(context, parts, rows, is_whole)
-            self._decode(context, sequences, rows)
+            self._decode(context, sequences, rows, num_scored > 0)
             if num_scored:
                 self._share_out(context, rows, turns.own_clock() - started_s)
             outs = self._outputs(context, parts, places, rows)
@@ -312,7 +312,13 @@ class Cache:
             self._batch.put(at, tree, sequence.length, numbers, is_scored or is_whole)
         return places
 
-    def _decode(self, context: Context, sequences: Sequence[CacheSequence], num_rows: int) -> None:
+    def _decode(
+        self,
+        context: Context,
+        sequences: Sequence[CacheSequence],
+        num_rows: int,
+        is_scored: bool,
+    ) -> None:
         log, tap = self.weights.library.log, context.choices.tap
         if tap is not None:
             streams = {each for one in sequences if one.features for each in one.features.streams}
@@ -321,7 +327,7 @@ class Cache:
         known = log.num_errors
         context.is_broken, context.viewer = True, None
         self._batch.struct.n_tokens = num_rows
-        status = context.decode(self._batch.struct)
+        status = context.decode(self._batch.struct, is_scored)
         if status:
             for sequence in sequences:
                 sequence.outcome = (sequence.length, ())

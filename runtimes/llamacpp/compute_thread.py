@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from functools import wraps
 from queue import SimpleQueue
 from threading import Lock, Thread, get_ident, local
 from typing import Any, TypeVar
@@ -115,14 +114,9 @@ _worker: Worker | None = None
 _starting = Lock()
 
 
-def in_compute_thread(function: Callable[..., _Result]) -> Callable[..., _Result]:
-    """Make `function` run in the shared compute thread."""
-
-    @wraps(function)
-    def call(*arguments: Any) -> _Result:
-        return (_worker or _start()).call(function, arguments)
-
-    return call
+def in_compute_thread(function: Callable[..., _Result], *arguments: Any) -> _Result:
+    """Return or raise what the function does in the shared compute thread."""
+    return (_worker or _start()).call(function, arguments)
 
 
 def _start() -> Worker:

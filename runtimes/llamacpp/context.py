@@ -144,6 +144,7 @@ class Context:
         self._switch_steady = library.steady_switch(self.handle) if choices.steady_rows else None
         self._is_single = False
         self._gives_hidden: bool | None = False
+        self._logits: int | None = None  # address of the last pass's
         # By address of the logits: the library keeps their buffer, which hidden states share.
         self._forwards: dict[tuple[int | None, int, bool | None], Forward] = {}
         self.tail = 0  # all cells before it are used, none after
@@ -169,9 +170,12 @@ class Context:
             self._weights.library.llama_set_embeddings(self.handle, wanted)
             self._gives_hidden = wanted
 
-    def decode(self, batch: Any) -> int:
-        """Return 0, or 1 if no cell is free, or another error."""
-        status: int = self._weights.library.llama_decode(self.handle, batch)
+    def decode(self, batch: Any, is_scored: bool = True) -> int:
+        """Make a pass; return 0, or 1 if no cell is free, or another error. is_scored: `scores`
+        follows, so one change of threads does for both."""
+        library = self._weights.library
+        made: tuple[int, int | None] = library.run(_decode, library, self.handle, batch, is_scored)
+        status, self._logits = made
         return status
 
     def wait(self) -> None:
@@ -180,7 +184,7 @@ class Context:
 
     def scores(self, rows: int) -> Forward:
         """Return the last pass's scores in the library's buffers."""
-        start = self._weights.library.llama_get_logits(self.handle)
+        start = self._logits
         key = start, rows, self._gives_hidden
         if key not in self._forwards:
             logits = _view(start, rows, self._weights.vocab_size)
@@ -318,6 +322,12 @@ class Context:
         if held:
             self.copy(number, HELD, position, position + held)
             self._held_end = max(self._held_end, cells[held - 1] + 1)
+
+
+def _decode(library: Any, handle: int, batch: Any, is_scored: bool) -> tuple[int, int | None]:
+    """Make a pass and, if it is scored, wait for the address of its logits."""
+    status: int = library.llama_decode(handle, batch)
+    return status, library.llama_get_logits(handle) if is_scored and not status else None
 
 
 def keeps_order(choices: ContextChoices) -> bool:

@@ -11,7 +11,7 @@ import ctypes
 import os
 import sys
 from collections.abc import Callable
-from functools import cache, wraps
+from functools import cache, partial
 from threading import Event
 from typing import Any, NoReturn, TypeVar
 
@@ -29,9 +29,7 @@ _AbortHandler = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 _CALLS = (
     "load_model",
     "open_context",
-    "llama_decode",
     "llama_synchronize",
-    "llama_get_logits",
     "llama_state_seq_get_data_ext",
     "llama_state_seq_set_data_ext",
 )
@@ -42,7 +40,7 @@ _FREES = ("llama_model_free", "llama_free")
 def device_library(library: Library, is_guarded: bool) -> Library:
     """Return the library for devices, whose passes skip the compute thread. is_guarded: a lost
     device raises DeviceError, which is impossible with RPC servers."""
-    direct = library.replacing(llama_decode=library.api.llama_decode)
+    direct = library.replacing(run=lambda function, *arguments: function(*arguments))
     return DeviceGuard(direct).guarded() if is_guarded else direct
 
 
@@ -63,29 +61,25 @@ class DeviceGuard:
 
     def guarded(self) -> Library:
         """Return the library with calls that raise DeviceError after a loss."""
-        calls = {name: self._calling(getattr(self._library, name)) for name in _CALLS}
+        calls = {name: partial(self._run, getattr(self._library, name)) for name in _CALLS}
         frees = {name: self._freeing(getattr(self._library, name)) for name in _FREES}
-        return self._library.replacing(**calls, **frees)
+        return self._library.replacing(run=self._run, **calls, **frees)
 
-    def _calling(self, function: Callable[..., _Result]) -> Callable[..., _Result]:
-        @wraps(function)
-        def call(*arguments: Any) -> _Result:
-            if self.lost is not None:
-                raise DeviceError(self.lost, remedy=_REMEDY)
-            try:
-                worker = self._idle.pop()
-            except IndexError:  # all work for other threads
-                worker = self._new_worker()
-            try:
-                result: _Result = worker.call(function, arguments)
-            finally:
-                if not worker.is_lost:
-                    self._idle.append(worker)
-            if worker.is_lost:
-                raise DeviceError(self.lost or "", remedy=_REMEDY)
-            return result
-
-        return call
+    def _run(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
+        if self.lost is not None:
+            raise DeviceError(self.lost, remedy=_REMEDY)
+        try:
+            worker = self._idle.pop()
+        except IndexError:  # all work for other threads
+            worker = self._new_worker()
+        try:
+            result: _Result = worker.call(function, arguments)
+        finally:
+            if not worker.is_lost:
+                self._idle.append(worker)
+        if worker.is_lost:
+            raise DeviceError(self.lost or "", remedy=_REMEDY)
+        return result
 
     def _new_worker(self) -> Worker:
         worker = Worker("edge-spec-device")

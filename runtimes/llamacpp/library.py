@@ -198,7 +198,8 @@ _MMAP, _NO_MMAP = 1, 0  # llama_load_mode
 class Library:
     """llama.cpp's and ggml's functions under their C names; handles are addresses.
 
-    `llama_decode` runs in the compute thread. `api` and `ggml` are llama-cpp-python's.
+    `run` calls a function where passes run: in the compute thread. `api` and `ggml` are
+    llama-cpp-python's.
     """
 
     def __init__(self, api: Any, ggml: Any) -> None:
@@ -207,7 +208,7 @@ class Library:
         self.log = LibraryLog()
         self._installing, self._installed = Lock(), list[Rows]()  # shared with copies
         self._loads: dict[bytes, Load] = {}  # latest of each file
-        self.llama_decode = in_compute_thread(api.llama_decode)
+        self.run: Callable[..., Any] = in_compute_thread
         self._bind(UNBOUND)
         with suppress(AttributeError):
             self._bind(_UNLISTED)

@@ -86,9 +86,9 @@ def test_an_interrupt_comes_after_the_pass_that_runs() -> None:
         seen.append("ended")
 
     with pytest.raises(KeyboardInterrupt):
-        in_compute_thread(interrupted)()
+        in_compute_thread(interrupted)
     assert seen == ["ended"]
-    assert in_compute_thread(lambda: 5)() == 5
+    assert in_compute_thread(lambda: 5) == 5
 
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="Windows interrupts no wait")
@@ -103,7 +103,7 @@ def test_a_pass_that_waits_for_its_turn_is_given_up_by_an_interrupt() -> None:
     def second() -> None:
         begun.append(True)
 
-    other = Thread(target=in_compute_thread(first))
+    other = Thread(target=in_compute_thread, args=(first,))
     other.start()
     assert runs.wait(_MOST_S)
     main = threading.main_thread().ident
@@ -119,13 +119,13 @@ def test_a_pass_that_waits_for_its_turn_is_given_up_by_an_interrupt() -> None:
     interrupter = Thread(target=interrupt)
     interrupter.start()
     with pytest.raises(KeyboardInterrupt):
-        in_compute_thread(second)()
+        in_compute_thread(second)
     given_up.set()
     assert not turns.is_waiting(main)
     interrupter.join()
     free.set()
     other.join()
-    assert in_compute_thread(lambda: 5)() == 5
+    assert in_compute_thread(lambda: 5) == 5
     assert not begun
 
 

@@ -12,7 +12,8 @@ import pytest
 pytest.importorskip("llama_cpp")
 
 PREPARED = """
-import ctypes, os, signal, sys
+import ctypes, sys
+from functools import partial
 from pathlib import Path
 from llama_cpp._ggml import libggml
 from edge_spec.core.model import RuntimeOptions
@@ -28,14 +29,8 @@ def abort(context, batch):
 def throw(context, batch):
     ctypes.CDLL("libstdc++.so.6")._ZSt20__throw_length_errorPKc(b"too long")
 
-def interrupted(context, batch):
-    os.kill(os.getpid(), signal.SIGINT)
-    seen.append("ended")
-
 def guarded(decode):
     return DeviceGuard(library().replacing(llama_decode=decode)).guarded()
-
-seen = []
 """
 LOST = """
 source = runtimes.open_model_info(Path(sys.argv[2]))
@@ -43,7 +38,8 @@ options = RuntimeOptions(threads=1, providers=("cpu",))
 on_cpu = runtimes.load_runtime("llamacpp").open(source, options).open_session()
 before = on_cpu.forward(TokenTree.chain(1)).logits.copy()
 lost = guarded(globals()[sys.argv[1]])
-for call in (lost.llama_decode, lost.llama_decode, lost.open_context):
+decode = partial(lost.run, lost.llama_decode)
+for call in (decode, decode, lost.open_context):
     try:
         call(0, None)
     except DeviceError as error:

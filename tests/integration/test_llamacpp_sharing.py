@@ -14,6 +14,7 @@ from edge_spec.core.runtime_protocols import PassPart
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import ContextFullError, SessionError
 from edge_spec.runtimes.llamacpp import LlamaCppModel, cache
+from edge_spec.runtimes.llamacpp.compute_thread import current_worker
 from edge_spec.testing import check_sharing
 from fixtures.rows import stock_weights
 
@@ -176,6 +177,25 @@ def test_a_device_that_fails_in_a_shared_pass_costs_no_token(
             one.rollback(11)
         for logits in together(model, *((one, probe) for one in sessions)):
             np.testing.assert_allclose(logits, wanted, atol=TOLERANCE, rtol=0)
+
+
+def test_scores_are_read_in_the_thread_of_their_pass(model: LlamaCppModel, tokens: Tokens) -> None:
+    """Each change of threads takes a few percent of a GPU's pass."""
+    session, weights = model.open_session(), model._weights
+    session.prefill(tokens(5))
+    library, runs = weights.library, []
+
+    def run(function: Callable[..., Any], *arguments: Any) -> Any:
+        runs.append(function)
+        return library.run(function, *arguments)
+
+    def read(handle: int) -> Any:
+        assert current_worker() is not None
+        return library.llama_get_logits(handle)
+
+    weights.library = library.replacing(run=run, llama_get_logits=read)
+    session.forward(chain(tokens(3)))
+    assert len(runs) == 1
 
 
 def test_the_cache_is_freed_when_all_have_left(model: LlamaCppModel, tokens: Tokens) -> None:
