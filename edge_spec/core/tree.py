@@ -51,7 +51,7 @@ class TokenTree:
     is_chain: bool = field(init=False)  # each row is the only child of the previous one
 
     def __post_init__(self) -> None:
-        if self.parents is _NO_PARENT and self.confidence is _CERTAIN:  # a plain step's, checked
+        if self.parents is _NO_PARENT and self.confidence is _CERTAIN:  # by `chain`: a plain step
             object.__setattr__(self, "is_chain", True)
             return
         rows = len(self.tokens)

@@ -31,8 +31,6 @@ class DecodedToken(NamedTuple):
 
 def draft_counts(tree: TokenTree, verdict: Verdict) -> dict[str, DraftCounts]:
     counts: dict[str, DraftCounts] = {}
-    if not verdict.accepted_rows and len(tree) == 1:  # a plain round
-        return counts
     for row, names in enumerate(tree.proposed_by[1:], start=1):
         for name in names.split("+"):
             drafted, accepted = counts.get(name, (0, 0))
