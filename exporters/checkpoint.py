@@ -174,7 +174,7 @@ class ModelText:
 
 
 @dataclass(frozen=True, eq=False)
-class StoredTensors:
+class StoredWeights:
     """Weights by Hugging Face's names, which stay on disk until used."""
 
     config: ModelConfig
@@ -191,7 +191,7 @@ class StoredTensors:
 
 
 @dataclass(frozen=True, eq=False)
-class StoredCheckpoint(StoredTensors, ModelText):
+class StoredCheckpoint(StoredWeights, ModelText):
     """A published model. Raises ModelFileError unless every tensor that `config` implies is present
     in its shape, UnsupportedModelError for further weights."""
 

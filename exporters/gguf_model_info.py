@@ -22,7 +22,7 @@ from edge_spec.exporters.checkpoint import (
     MAX_CONTEXT_TOKENS,
     ModelText,
     StoredCheckpoint,
-    StoredTensors,
+    StoredWeights,
 )
 from edge_spec.exporters.families import BY_ARCHITECTURE, BY_MODEL_TYPE
 from edge_spec.exporters.families.family import (
@@ -242,12 +242,12 @@ class GgufModelInfo(ModelText):
     def weight_types(self) -> frozenset[str]:
         return frozenset(tensor.kind.name for tensor in self.tensors.values())
 
-    def shared_tables(self) -> StoredTensors:
+    def shared_tables(self) -> StoredWeights:
         """Return the embedding, the norm and the output matrix, if it has one."""
         if MODEL_NAMES["token_embd.weight"] not in self.tensors:
             raise damaged(f"{self.path} lacks token_embd.weight")
         names = [name for name in MODEL_NAMES.values() if name in self.tensors]
-        return StoredTensors(self.config, {name: self.tensors[name] for name in names})
+        return StoredWeights(self.config, {name: self.tensors[name] for name in names})
 
 
 _ASSERTED = {

@@ -236,7 +236,6 @@ def compile_all(request: str) -> dict[str, Any]:
 
 
 _TIMEOUT_S = 4 * 3600.0  # the head of a large vocabulary takes minutes per width
-_INSTALL = install("qnn")
 _SYSTEMS = ("linux", "win32")
 # Operators that take most time, or widen all weights in every pass.
 _HEAVY = ("DequantizeLinear", "Gemm", "MatMul", "MatMulNBits", "Softmax")
@@ -247,13 +246,13 @@ def require_compiler() -> None:
     if sys.platform not in _SYSTEMS:
         raise MissingDependencyError(
             f"there is no compiler for Qualcomm's NPU on {platform.system()}",
-            remedy=f"Export on Linux or Windows. {_INSTALL}",
+            remedy="Export on Linux or Windows, with the extra qnn installed there.",
         )
     for module in ("onnxruntime", "onnxruntime_qnn"):
         if find_spec(module) is None:
             raise MissingDependencyError(
                 f"the compiler for Qualcomm's NPU needs {module}, which is not installed",
-                remedy=_INSTALL,
+                remedy=install("qnn"),
             )
 
 

@@ -73,8 +73,8 @@ class _RemoteMachine:
 
     def open(self) -> str:
         engine = load_asked(self._model, self._asked, _quiet, keeps_answers=False)
-        self._machine = ThisMachine(engine, self._tasks)
-        for writer in self._opened.enter_context(self._machine.writers()):
+        machine = ThisMachine(engine, self._tasks)
+        for writer in self._opened.enter_context(machine.writers()):
             self._free.put(writer)
         return files_sha256(Source(self._model, _quiet).path)
 

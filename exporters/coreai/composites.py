@@ -47,7 +47,7 @@ def _norm(shape: _Shape, epsilon: float) -> Callable[[Value, Value], Value]:
         return ops.broadcasting_mul(ops.broadcasting_mul(input, root), scale)
 
     shapes = {"input": shape, "scale": shape[-1:]}
-    return _added("rms_norm", rms_norm, shapes, {"axes": -1, "eps": epsilon})
+    return _add_composite("rms_norm", rms_norm, shapes, {"axes": -1, "eps": epsilon})
 
 
 def _rotation(shape: _Shape) -> Callable[[Value, Value, Value], Value]:
@@ -64,7 +64,7 @@ def _rotation(shape: _Shape) -> Callable[[Value, Value, Value], Value]:
 
     table = (1, 1, shape[2], half)
     attributes = {"base": 1e4, "interleaved": False, "scale": 1.0}  # base: unused beside tables
-    return _added("rope", rope, {"input": shape, "cos": table, "sin": table}, attributes)
+    return _add_composite("rope", rope, {"input": shape, "cos": table, "sin": table}, attributes)
 
 
 def _attention(queries: _Shape, slots: int) -> Callable[[Value, Value, Value, Value], Value]:
@@ -83,10 +83,10 @@ def _attention(queries: _Shape, slots: int) -> Callable[[Value, Value, Value, Va
     shapes = {"query": queries, "key": keys, "value": keys}
     shapes["attn_mask"] = (1, 1, queries[2], slots)
     attributes = {"is_causal": False, "scale": scale, "window_size": 0}
-    return _added("scaled_dot_product_attention", attention, shapes, attributes)
+    return _add_composite("scaled_dot_product_attention", attention, shapes, attributes)
 
 
-def _added(
+def _add_composite(
     name: str,
     body: Callable[..., Value],
     shapes: Mapping[str, _Shape],

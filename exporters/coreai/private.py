@@ -42,17 +42,18 @@ def mark_states(graph: Any, states: Mapping[str, str]) -> None:
 def composite_declaration(
     name: str, inputs: Iterable[str], attributes: Mapping[str, bool | int | float]
 ) -> Any:
-    """Return what marks a graph as the operation `name` of one result; inside a module."""
+    """Return the attribute that marks a graph as the operation `name` of one result. Call it inside
+    a module."""
     names = ", ".join(f'"{each}"' for each in inputs)
-    stated = {key: _stated(value) for key, value in {**attributes, "version": 1}.items()}
-    listed = ", ".join(f"{key} = {value}" for key, value in stated.items())
+    stated = {**attributes, "version": 1}
+    listed = ", ".join(f"{key} = {_format_value(value)}" for key, value in stated.items())
     return Attribute.parse(
         f'#coreai.composite_declaration<"{name}" = {{input_names = [{names}], '
         f'op_attrs = {{{listed}}}, output_names = ["output"]}}>'
     )
 
 
-def _stated(value: bool | int | float) -> str:
+def _format_value(value: bool | int | float) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value} : si64" if isinstance(value, int) else f"{value:.9e} : f32"

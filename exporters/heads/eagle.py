@@ -335,7 +335,7 @@ def _require_computed(path: Path, values: Mapping[str, Any], has_markov: bool) -
     kind = values.get("markov_head_type", _VANILLA)
     if has_markov and kind != _VANILLA:
         told = f"{path} has a Markov head of the kind {str(kind)[:100]}"
-        raise not_computed(f"{told}, which is not computed; known is {_VANILLA}")
+        raise not_computed(f"{told}, which is not computed; only {_VANILLA} is")
     projector = values.get("projector_type")
     if projector not in _PROJECTORS:
         told = f"{path} has a projector of the kind {str(projector)[:100]}"

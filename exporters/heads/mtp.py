@@ -72,7 +72,7 @@ _FORM = Form(
     embed   embed       -                      nextn.embed_tokens      vocab,hidden
     head    head        -                      nextn.shared_head_head  scored,hidden
 """),
-    # Matrices of all experts are in one tensor, or each apart.
+    # Matrices of all experts are in one tensor, or each apart; `_read` knows their shapes.
     (
         *LAYER,
         *parts("""

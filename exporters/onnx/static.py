@@ -341,8 +341,8 @@ class StaticOnnxExporter:
                         graph.static = StaticFloats(checkpoint, graph, floats)
                     else:
                         graph.static = self.integers(checkpoint, graph, bits)
-                    told = on_layer if function is wanted[0] else lambda layer: None
-                    model = graph.build(options.hidden_states, told)
+                    report = on_layer if function is wanted[0] else lambda layer: None
+                    model = graph.build(options.hidden_states, report)
                     (work / f"{function.name}.onnx").write_bytes(model.SerializeToString())
             describe(
                 work,

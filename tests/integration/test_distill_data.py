@@ -229,9 +229,9 @@ class Machines(Cluster):
             with suppress(ValueError):
                 self._machines.remove(machine)
             raise MachineLostError
-        _, *given = task
+        _, number = task
         with self.lock:
-            return self.here.tasks.conversation(self.here.engine, given[0], stop)
+            return self.here.tasks.conversation(self.here.engine, number, stop)
 
 
 def test_a_lost_machine_leaves_its_tasks_to_the_others(engine: Engine, tmp_path: Path) -> None:

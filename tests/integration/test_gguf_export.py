@@ -232,7 +232,7 @@ def test_the_demo_model_stays_what_it_is(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """On the text's beginning; docs/results.md has the figures for all of it."""
+    """On the beginning of the text; benchmarks/results/quantizations.json has all of it."""
     beginning = parity.parity_text()[:150]
     monkeypatch.setattr(parity, "parity_text", lambda: beginning)
     source = open_checkpoint(demo_gguf)

@@ -56,7 +56,7 @@ class SelfDrafter(DraftModelDrafter):
             )
         self._pays = self._part.forecast > 1
         _log.log(logging.INFO if self._pays else logging.WARNING, "%s: %s", self.name, self._part)
-        self._reopened = partial(self._open, session)  # also if it cannot be opened now
+        self._reopened = partial(self._open, session)  # set first: `begin` tries again
         super().__init__(
             model,
             self._reopened() if self._pays else session,  # else it reads nothing

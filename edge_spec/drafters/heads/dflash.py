@@ -9,10 +9,7 @@ from math import exp
 
 import numpy as np
 
-from edge_spec.core.heads import (
-    BlockRows,
-    DFlashHead,
-)
+from edge_spec.core.heads import BlockRows, DFlashHead
 from edge_spec.drafters.draft.draft_tree import FIRST, kind_of
 from edge_spec.drafters.draft.synced_session import Path
 from edge_spec.drafters.heads.drafting import HeadDrafter, RowScores, rows_of
