@@ -318,7 +318,7 @@ def open_models(
     """Open all models and drafters, which `opened` closes. Raises an EdgeSpecError,
     TargetRefusedError if another runtime may run the target."""
     options, target = prepared.options, prepared.target
-    key = profile_key(prepared.source, target, target.how)
+    key = profile_key(prepared.source, target)
     profile = load_profile(key)
     drafts: list[Draft] = []
     for draft in _open_drafts(prepared):
@@ -350,7 +350,7 @@ def _open_drafts(prepared: PreparedEngine) -> Iterator[Draft]:
             translated = partial(CrossTokenizerDrafter, target=codecs[0], draft=codecs[1])
             vocab_size = draft.config.vocab_size
         model = draft.open()
-        key = profile_key(plan.source, draft, draft.how)
+        key = profile_key(plan.source, draft)
         costs = _costs(model, key, load_profile(key))
         level = partial(stage_of, model, costs)
         step_s = costs.at(1) if costs.is_scaled else 0.0  # else its first draft tokens show it

@@ -76,7 +76,7 @@ class Option:
 
     @property
     def value_name(self) -> str:
-        """What stands for the value in help and docs, as far as its type says it."""
+        """Return the placeholder of the value in help and docs; "" if the type suggests none."""
         if self.metavar:
             return self.metavar
         types = {self.read_as, *get_args(self.read_as)}

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import product
 from pathlib import Path
@@ -181,11 +181,12 @@ def list_devices(rpc_servers: Sequence[str] = ()) -> list[Device]:
     asked in a separate process, so a driver that crashes or hangs is an entry with a fault."""
     runtimes = entry_points.names("runtimes")
     stop = Event()
-    # Closed in this order: an interrupt does not wait for the processes.
-    with ThreadPoolExecutor() as pool, ExitStack() as closed:
-        closed.callback(stop.set)
-        found = pool.map(lambda runtime: _listed(runtime, rpc_servers, stop), runtimes)
-        return [device for devices in found for device in devices]
+    with ThreadPoolExecutor() as pool:
+        try:
+            found = pool.map(lambda runtime: _listed(runtime, rpc_servers, stop), runtimes)
+            return [device for devices in found for device in devices]
+        finally:
+            stop.set()  # an interrupt does not wait for the processes
 
 
 def _listed(runtime: str, rpc_servers: Sequence[str], stop: Event) -> list[Device]:

@@ -361,7 +361,7 @@ class _Download:
         self.blob.parent.mkdir(parents=True, exist_ok=True)
         # huggingface_hub's lock; without one, the hash detects concurrent writes.
         lock = _folder(self.reference).parent / ".locks" / _folder(self.reference).name
-        with locked(lock / self.file.digest, made=f"{self.name} of {self.reference}"):
+        with locked(lock / self.file.digest, what=f"{self.name} of {self.reference}"):
             if self.is_here():
                 return
             if not self.num_arrived():

@@ -80,7 +80,7 @@ def candidate_of(place: str) -> Candidate:
     prepared = prepare_model(source, device.runtime, _quiet, options)
     if options.may_hold_less:  # only drafts may
         prepared = cheapest(prepared, source, _quiet)
-    return Candidate(source, device, prepared, profile_key(source, prepared, options))
+    return Candidate(source, device, prepared, profile_key(source, prepared))
 
 
 def _quiet(what: str, fraction: float) -> None: ...
@@ -145,7 +145,7 @@ def candidates(
         for threads in _thread_counts(device, is_draft):
             how = replace(base, providers=(device.name,), threads=threads)
             placed = replace(model, how=how)
-            found.append(Candidate(source, device, placed, profile_key(source, placed, how)))
+            found.append(Candidate(source, device, placed, profile_key(source, placed)))
     if found:
         return found, refused
     if fault is not None:

@@ -44,7 +44,7 @@ class Placement:
 
     @property
     def duration_s(self) -> float | None:
-        """Return the step that places are compared by."""
+        """Return the step time that places are ranked by."""
         return self.step_s if self.draft is None else self.pair_step_s
 
     @property

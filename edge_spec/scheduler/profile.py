@@ -84,7 +84,8 @@ SECONDS = Quantity("seconds by rows", ProfileKey, lambda: TypeAdapter(SecondsByR
 _LEARNT = Quantity("learnt", ProfileKey, lambda: TypeAdapter(dict[str, list[_Finite]]))
 
 
-def profile_key(source: Source, prepared: PreparedModel, options: RuntimeOptions) -> ProfileKey:
+def profile_key(source: Source, prepared: PreparedModel) -> ProfileKey:
+    options = prepared.how
     return ProfileKey(
         model=source.name,
         identity=source.identity,

@@ -228,13 +228,13 @@ def as_storage_error(final: Path, *, refusals: bool = False) -> Iterator[None]:
 
 
 @contextmanager
-def locked(path: Path, timeout_s: float = math.inf, made: str = "") -> Iterator[None]:
+def locked(path: Path, timeout_s: float = math.inf, what: str = "") -> Iterator[None]:
     """Hold the lock of `path` during the block: the file "NAME.lock" next to it, which stays.
 
-    One line says if another process or thread holds it for longer than TOLD_AFTER_S; `made` is what
-    it names, by default `path`. A file system without locks locks nothing: files still appear
-    whole, and the later writer wins. Raises TimeoutError, StorageError if the lock's file cannot be
-    made.
+    Logs one line if another process or thread holds it for longer than TOLD_AFTER_S. what: its name
+    for what is written, by default `path`. A file system without locks locks nothing: files still
+    appear whole, and the later writer wins. Raises TimeoutError, StorageError if the lock's file
+    cannot be made.
     """
     from filelock import FileLock  # here, since it imports asyncio
 
@@ -250,7 +250,7 @@ def locked(path: Path, timeout_s: float = math.inf, made: str = "") -> Iterator[
             except TimeoutError:
                 if timeout_s == told_s:
                     raise
-                _log.warning("waiting for another process that makes %s", made or path)
+                _log.warning("waiting for another process to write %s", what or path)
                 held.enter_context(lock.acquire(timeout_s - told_s))
             except OSError as error:
                 if error.errno not in _NO_LOCKS:

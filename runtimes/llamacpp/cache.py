@@ -137,7 +137,7 @@ class Cache:
         batch.struct.n_tokens = 1
         context = Context(self.weights, replace(self.choices, num_tokens=_TRIED_TOKENS, tap=tap))
         try:
-            failed = context.decode(batch.struct)
+            failed = context.decode(batch.struct, is_scored=False)
             context.wait()
         finally:
             context.free()

@@ -170,7 +170,7 @@ class Context:
             self._weights.library.llama_set_embeddings(self.handle, wanted)
             self._gives_hidden = wanted
 
-    def decode(self, batch: Any, is_scored: bool = True) -> int:
+    def decode(self, batch: Any, is_scored: bool) -> int:
         """Make a pass; return 0, or 1 if no cell is free, or another error. is_scored: `scores`
         follows, so one change of threads does for both."""
         library = self._weights.library

@@ -59,8 +59,7 @@ def choose(onnxruntime: Any, wanted: Sequence[str]) -> OrtDevice:
     if set(names) <= {CPU}:
         return PROCESSOR
     known = find_devices(onnxruntime)
-    name = pick_device("onnxruntime", names, known)
-    return PROCESSOR if name is None else known[name]
+    return known[pick_device("onnxruntime", names, known) or CPU]
 
 
 def find_devices(onnxruntime: Any) -> dict[str, OrtDevice]:

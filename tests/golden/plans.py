@@ -234,9 +234,9 @@ def _plans_in_use(folder: Path) -> Iterator[tuple[str, Any]]:
     for number, (name, (measured, asked)) in enumerate(cases.items()):
         with _empty_cache(folder / str(number)):
             for source, how, step_s in measured:
-                prepared = ModelPlan(source, "llamacpp").find()
+                prepared = ModelPlan(source, "llamacpp", how).find()
                 assert prepared is not None
-                save_profile(profile_key(source, prepared, how), _profile(step_s, CHEAP_ROWS))
+                save_profile(profile_key(source, prepared), _profile(step_s, CHEAP_ROWS))
             plans = plan_engine(target, LoadOptions(**asked))
             first = plans[0]
             told = {
@@ -291,7 +291,7 @@ def _examined(
     for each, step_s in zip((plan.target, *plan.drafts), times, strict=False):
         prepared = each.find()
         assert prepared is not None
-        key = profile_key(each.source, prepared, each.how)
+        key = profile_key(each.source, prepared)
         save_profile(key, _profile(step_s, rows))
     devices = [Device("ort", "cpu", "cpu", "the processor")]
     report = diagnose(str(paths["target"]), asked, quiet, devices=lambda: devices)

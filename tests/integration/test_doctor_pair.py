@@ -217,7 +217,7 @@ def profiled(model: Path, draft: Path, target_s: float, draft_s: float) -> None:
     for each, seconds in zip((plan.target, *plan.drafts), (target_s, draft_s), strict=True):
         prepared = each.find()
         assert prepared is not None
-        key = profile_key(each.source, prepared, each.how)
+        key = profile_key(each.source, prepared)
         rows = {1: seconds, 2: 1.2 * seconds, 8: 2.4 * seconds}
         save_profile(key, Profile(rows, rounds=5, spread=0.0))
 

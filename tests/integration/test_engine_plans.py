@@ -145,7 +145,7 @@ def keep(source: Source, place: str, step_ms: float, rows: dict[int, float]) -> 
     plan = ModelPlan(source, name, how)
     prepared = plan.find()
     assert prepared is not None
-    save_profile(profile_key(source, prepared, how), profile(step_ms / 1e3, rows))
+    save_profile(profile_key(source, prepared), profile(step_ms / 1e3, rows))
 
 
 @pytest.mark.parametrize("case", MACHINES.values(), ids=MACHINES)
@@ -234,9 +234,9 @@ def test_a_device_that_is_gone_is_one_line_and_the_next_way_answers(
     source = Source(str(model), quiet)
     keep(source, "llamacpp", 30, CHEAP)
     how = RuntimeOptions(providers=("cuda7",))
-    prepared = ModelPlan(source, "llamacpp").find()
+    prepared = ModelPlan(source, "llamacpp", how).find()
     assert prepared is not None
-    save_profile(profile_key(source, prepared, how), profile(0.001, CHEAP))
+    save_profile(profile_key(source, prepared), profile(0.001, CHEAP))
     plans = plan_engine(source, LoadOptions())
     assert [each.target.how.providers for each in plans[:2]] == [("cuda7",), ()]
     with load_engine(str(model), LoadOptions(), quiet) as engine:

@@ -139,7 +139,7 @@ def check_speed(plan: EnginePlan, models: Sequence[Examined]) -> Iterator[Findin
         yield ok(what, told)
     target = models[0]
     if target.prepared is not None:
-        key = profile_key(target.plan.source, target.prepared, target.plan.how)
+        key = profile_key(target.plan.source, target.prepared)
         rows = ROWS.known(rows_key(key, target.prepared.config))
         if rows is None:
             yield note("lossless", "found at the first start, and kept")

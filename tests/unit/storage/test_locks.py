@@ -13,16 +13,16 @@ from edge_spec.storage import atomic as locks
 from edge_spec.storage.atomic import locked
 
 
-@pytest.mark.parametrize("made", ["", "model.gguf of owner/name"])
+@pytest.mark.parametrize("what", ["", "model.gguf of owner/name"])
 def test_who_waits_is_told_once_and_gives_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, made: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, what: str
 ) -> None:
     monkeypatch.setattr(locks, "TOLD_AFTER_S", 0.01)
     with locked(tmp_path / "file", 1.0):
         for timeout_s in (0.05, 0.0):
-            with pytest.raises(TimeoutError), locked(tmp_path / "file", timeout_s, made):
+            with pytest.raises(TimeoutError), locked(tmp_path / "file", timeout_s, what):
                 raise AssertionError("two at once")
-    told = f"waiting for another process that makes {made or tmp_path / 'file'}"
+    told = f"waiting for another process to write {what or tmp_path / 'file'}"
     assert caplog.messages == [told]
     with locked(tmp_path / "file", 0.0):
         pass
