@@ -72,7 +72,8 @@ def _command(conversation: ChatConversation, line: str, as_json: bool) -> bool:
 
 
 def _answer(conversation: ChatConversation, message: CommandAnswer, as_json: bool) -> None:
-    """Print the text alone: a pipe gets it as it is, a terminal what cannot command it."""
+    """Print the answer's text without its thought: unchanged to a pipe, made harmless for a
+    terminal, which also shows how long the thought took."""
     is_terminal = sys.stdout.isatty()
     safe = harmless if is_terminal else str
 

@@ -101,7 +101,6 @@ class ChatReply(Reply):
             "created": int(time.time()),
             "model": self._model,
         }
-        self._num_choices = work.request.body.n or 1
         self._has_logprobs = work.request.logprobs is not None
         self._results: list[GenerationResult] = []
         self._num_calls = [0] * len(work.prompts)
@@ -126,7 +125,7 @@ class ChatReply(Reply):
         event = self._event([last], timings=timings([result]), **self._origins(round_))
         if not self._request.body.tells_usage or len(self._results) < len(self.work.prompts):
             return event
-        return event + self._event([], usage=usage(self._results, self._num_choices))
+        return event + self._event([], usage=usage(self._results, self._request.body.num_choices))
 
     def closing(self) -> str:
         return _DONE
@@ -145,7 +144,7 @@ class ChatReply(Reply):
             **self._head,
             "object": self.kind,
             "choices": choices,
-            "usage": usage(results, self._num_choices),
+            "usage": usage(results, self._request.body.num_choices),
             "timings": timings(results),
             **({"edge_spec": {"tokens": tokens}} if self._request.body.speculation.tokens else {}),
         }

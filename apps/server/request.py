@@ -137,7 +137,7 @@ def _sampling(model: OpenModel, request: Request) -> SamplingParams:
 def _seeds(body: AnswerBody) -> Iterator[int | None]:
     """Yield a seed for each choice, as the same seed would repeat the answer."""
     seed = None if body.seed == -1 else body.seed
-    for choice in range(body.n or 1):
+    for choice in range(body.num_choices):
         yield None if seed is None else (seed + choice) % _SEEDS
 
 

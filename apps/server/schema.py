@@ -227,8 +227,12 @@ class AnswerBody(Body):
         return self.speculative or Speculative()
 
     @property
+    def num_choices(self) -> int:
+        return self.n or 1
+
+    @property
     def tells_usage(self) -> bool:
-        """True if a stream ends with an event of its figures."""
+        """True if a stream ends with an event of its usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
     def options(self) -> dict[str, Any]:
@@ -241,7 +245,7 @@ class AnswerBody(Body):
         }
 
     def sampling(self) -> dict[str, Any]:
-        """Return those that are given, as SamplingParams takes them."""
+        """Return the given sampling parameters, by their names in SamplingParams."""
         given = {name: getattr(self, name) for name in _SAMPLING}
         given["top_k"] = self.top_k and max(self.top_k, 0)
         biases = {int(id): bias for id, bias in (self.logit_bias or {}).items()}

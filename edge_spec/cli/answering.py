@@ -219,8 +219,8 @@ def serve(
     model: Annotated[
         list[str] | None,
         typer.Argument(
-            help=f"{MODEL_HELP} Of several, all but the first are opened on request.",
-            show_default="smollm2",
+            help=f"{MODEL_HELP} Of several, all but the first are opened on request.  "
+            "[default: smollm2]",
         ),
     ] = None,
     *,

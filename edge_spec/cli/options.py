@@ -229,11 +229,11 @@ Learn = Annotated[
     bool,
     switch(
         "--learn",
-        help="Keep answers on this machine, and train a head on them while idle: drafters.md.",
+        help="Keep answers on this machine, and train a head on them while idle; see drafters.md.",
         rich_help_panel="Model and drafting",
     ),
 ]
-Explain = Annotated[bool, switch("--explain", help="Print what runs, what drafts and why, first.")]
+Explain = Annotated[bool, switch("--explain", help="First print what runs, what drafts, and why.")]
 Json = Annotated[bool, switch("--json", help="Print one JSON document on stdout.")]
 
 

@@ -130,10 +130,9 @@ def test_only_what_may_begin_a_stop_string_is_held_back(
 
 # --- stop strings that name special tokens ------------------------------------------------------
 
-# What comes: text, and special tokens in angle brackets, which are no part of the text.
-
 
 def cut_train(stops: list[str], train: list[str]) -> tuple[str, bool]:
+    """train: text, and special tokens in angle brackets, which are no part of the text."""
     cutter = StopCutter(stops)
     shown = "".join(
         cutter.push("", each) if len(each) == 3 else cutter.push(each) for each in train
