@@ -102,7 +102,9 @@ def _complain_of(error: Exception) -> int:
     text = " ".join(error.format_message().split()).rstrip(".")
     if not text:  # no arguments: click has printed the help
         return 2
-    return _complain(f"{text}. See edge-spec --help.", getattr(error, "exit_code", 2))
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "edge-spec"
+    return _complain(f"{text}. See {command} --help.", getattr(error, "exit_code", 2))
 
 
 def _complain(text: str, status: int) -> int:

@@ -7,7 +7,6 @@ called `load`, because importing `edge_spec.load` would replace the function of 
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
@@ -59,7 +58,6 @@ __all__ = [
     "open_engine",
 ]
 
-_log = logging.getLogger(__name__)
 
 _Arguments = ParamSpec("_Arguments")
 _PROGRESS_HELP = "It is called with what is being done and the share that is done."

@@ -7,7 +7,6 @@ library's is never used.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,8 +29,6 @@ _FIELDS = (  # copied from a model's description
     *("chat_template", "named_templates", "special_tokens", "sampling"),
     *("eos_ids", "bos_id", "end_sources"),
 )
-
-_log = logging.getLogger(__name__)
 
 
 def text_of_bundle(bundle: Bundle) -> ChatFormat:

@@ -32,7 +32,6 @@ NUM_PROMPTS, NUM_TOKENS = 6, 40
 TRAITS = factory.installed_traits()
 FREE = [name for name, traits in TRAITS.items() if traits.cost is Cost.LOOKUP]
 OF_TARGET = [name for name, traits in TRAITS.items() if traits.target_layers]
-Open = Callable[..., Engine]
 
 
 @pytest.fixture(scope="module", params=RUNTIMES)

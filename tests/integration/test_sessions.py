@@ -19,7 +19,6 @@ from fixtures import npu_stand_in
 from fixtures.session_cases import CASES, Opened, open_case, random_tree
 
 STEPS = 25
-SLOW = pytest.mark.slow
 # Around what one pass of a prefill takes (64, 256, 512) and where caches grow (512).
 SIZES = (1, 2, 7, 63, 64, 65, 120, 255, 256, 257, 300, 513)
 
