@@ -42,8 +42,7 @@ SHORT = {
 }
 NUM_LAYERS = 2
 
-# By default the runtime that is chosen by itself; tiny models of all others pass the suite in
-# tests/integration.
+# By default `ort` alone; tiny models of all others pass the suite in tests/integration.
 OTHERS = sorted((CASES.keys() | set(entry_points.names("runtimes"))) - {"ort"})
 
 

@@ -130,6 +130,9 @@ def test_only_what_may_begin_a_stop_string_is_held_back(
 
 # --- stop strings that name special tokens ------------------------------------------------------
 
+# What comes: text, and special tokens in angle brackets, which are no part of the text.
+TRAIN = st.lists(st.sampled_from(["a", "b", "ab", "ba", "<x>", "<y>"]), max_size=12)
+
 
 def cut_train(stops: list[str], train: list[str]) -> tuple[str, bool]:
     """train: text, and special tokens in angle brackets, which are no part of the text."""
@@ -159,3 +162,20 @@ def test_a_stop_string_may_name_special_tokens(
     stops: list[str], train: list[str], expected: tuple[str, bool]
 ) -> None:
     assert cut_train(stops, train) == expected
+
+
+@given(TRAIN, st.lists(st.sampled_from(["a<x>", "<x>", "<y>"]), max_size=3))
+@example(["a", "<x>"], ["<x>", "a<x>"])  # the one that begins first
+def test_the_text_ends_before_the_named_token_and_holds_no_name(
+    train: list[str], stops: list[str]
+) -> None:
+    text = ""
+    for each in train:
+        if each[0] != "<":
+            text += each
+            continue
+        before = [stop.removesuffix(each) for stop in stops if stop.endswith(each)]
+        if ended := [part for part in before if text.endswith(part)]:
+            assert cut_train(stops, train) == (text.removesuffix(max(ended, key=len)), True)
+            return
+    assert cut_train(stops, train) == (text, False)
