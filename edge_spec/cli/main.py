@@ -103,8 +103,8 @@ def _complain_of(error: Exception) -> int:
     if not text:  # no arguments: click has printed the help
         return 2
     context = getattr(error, "ctx", None)
-    command = context.command_path if context else "edge-spec"
-    return _complain(f"{text}. See {command} --help.", getattr(error, "exit_code", 2))
+    command = context.command_path.removeprefix(context.find_root().command_path) if context else ""
+    return _complain(f"{text}. See edge-spec{command} --help.", getattr(error, "exit_code", 2))
 
 
 def _complain(text: str, status: int) -> int:

@@ -77,7 +77,7 @@ def test_chat_remembers_and_reuses_the_cache(edge_spec):
 
 
 MISTAKES = [
-    (["generate", "--bogus", "x"], 2, "No such option: --bogus. See edge-spec generate --help."),
+    (["generate", "--bogus", "x"], 2, "No such option: --bogus"),
     (["generate", "missing.gguf", "x"], 1, "missing.gguf"),
     (["generate", "x", "--context", "8"], 2, "the context holds"),
     (
@@ -111,6 +111,7 @@ MISTAKES = [
     (["generate", "x", "--drafter", "jacobi", "--jacobi", "dice"], 2, "--jacobi"),
     (["export", "smollm2", "out", "--format", "gguf", "--quant", "Q9"], 2, "Q4_K_M"),
     (["export", "smollm2", "out", "--format", "gguf", "--layers", "99"], 2, "30 layers"),
+    (["doctor", "--bogus"], 2, ". See edge-spec doctor --help."),
     (["frobnicate"], 2, "No such command 'frobnicate'. See edge-spec --help."),
 ]
 FROM_OUTSIDE = MISTAKES[:3]
